@@ -24,8 +24,8 @@ from bench.records import START_MS, texts
 from bench.report import Report, Target
 from tierlog.hot_tier.append import Append
 from tierlog.record_format import native
+from tierlog.record_format.compaction import make_key_table
 from tierlog.record_format.encode import encode_batch
-from tierlog.record_format.key_table import make_key_table
 
 ROUNDS: Final = 3
 MIB: Final = 1 << 20

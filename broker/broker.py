@@ -41,9 +41,9 @@ from tierlog.host.threads import Threads
 from tierlog.hot_tier.group_commit import CommitTimes
 from tierlog.manifest.garbage import GarbagePlan
 from tierlog.object_store.store import ObjectStore
-from tierlog.record_format.config_value import ConfigValue
 from tierlog.record_format.errors import TierlogError
 from tierlog.record_format.findings import VerifyReport
+from tierlog.record_format.topic_rules import ConfigValue
 
 log = structlog.get_logger(__name__)
 

@@ -37,7 +37,6 @@ from tierlog.broker.topics import (
 )
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.hot_tier.log_config import LogConfig
-from tierlog.record_format.config_value import ConfigValue
 from tierlog.record_format.errors import (
     FieldProblem,
     InvalidPartitionCount,
@@ -47,7 +46,7 @@ from tierlog.record_format.errors import (
     TopicExists,
     UnknownTopic,
 )
-from tierlog.record_format.topic_rules import MAX_PARTITIONS
+from tierlog.record_format.topic_rules import MAX_PARTITIONS, ConfigValue
 
 log = structlog.get_logger(__name__)
 

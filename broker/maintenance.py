@@ -32,8 +32,8 @@ from tierlog.broker.repair.repair_step import Action, RepairStep
 from tierlog.broker.repair.verify import VerifyContext, check_topic_object, verify_topic
 from tierlog.broker.topic_registry import TopicRecord
 from tierlog.broker.topics import Topic
+from tierlog.host.deferred_errors import DeferredErrors
 from tierlog.manifest.garbage import GarbagePlan
-from tierlog.record_format.deferred_errors import DeferredErrors
 from tierlog.record_format.errors import ConfigurationError, Throttled, UnknownTopic
 from tierlog.record_format.findings import VerifyReport
 

@@ -25,9 +25,9 @@ import msgspec
 import structlog
 
 from tierlog.broker.ownership.owned_partition import OwnedPartition
+from tierlog.host.deferred_errors import DeferredErrors
 from tierlog.manifest.topic_objects import TopicObject, TopicObjects
 from tierlog.object_store.store import IncompleteUpload, ObjectStore
-from tierlog.record_format.deferred_errors import DeferredErrors
 from tierlog.record_format.errors import ConfigurationError, CorruptDataError, StoreUnavailable
 
 log = structlog.get_logger(__name__)

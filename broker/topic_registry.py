@@ -22,8 +22,8 @@ import msgspec
 from tierlog.broker.data_folder import Document
 from tierlog.host.durable_file import write_durably
 from tierlog.manifest.topic_objects import TopicObject
-from tierlog.record_format.config_value import ConfigValue
 from tierlog.record_format.errors import ShuttingDown
+from tierlog.record_format.topic_rules import ConfigValue
 
 INTERNAL_PREFIX: Final = "__"
 

@@ -21,9 +21,8 @@ from tierlog.broker.partition import Partition
 from tierlog.broker.tier_sizes import tier_sizes
 from tierlog.broker.topic_registry import TopicRecord
 from tierlog.hot_tier.log_config import LogConfig
-from tierlog.record_format.config_value import ConfigValue
 from tierlog.record_format.errors import FieldProblem, InvalidTopicName, UnknownPartition
-from tierlog.record_format.topic_rules import name_problem
+from tierlog.record_format.topic_rules import ConfigValue, name_problem
 
 
 def check_topic_name(name: str) -> None:

@@ -35,6 +35,7 @@ from tierlog.record_format.batch import (
     check_crc_in_pieces,
     parse_header,
 )
+from tierlog.record_format.checkpoint_files import parse_snapshot
 from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.decode import summarize_batches
 from tierlog.record_format.errors import (
@@ -51,7 +52,6 @@ from tierlog.record_format.index_layouts import (
     parse_time_index,
     parse_txn_index,
 )
-from tierlog.record_format.producer_snapshot import parse_snapshot
 from tierlog.record_format.segment_entry import SegmentEntry
 
 CHUNK_BYTES = 8 * 1024 * 1024

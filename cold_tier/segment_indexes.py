@@ -41,6 +41,7 @@ from tierlog.cold_tier.index_bundle import (
 )
 from tierlog.cold_tier.ranged_reader import ChunkRef, read_range
 from tierlog.object_store.store import ObjectStore
+from tierlog.record_format.checkpoint_files import parse_snapshot
 from tierlog.record_format.errors import (
     CorruptObject,
     CorruptSnapshot,
@@ -48,7 +49,6 @@ from tierlog.record_format.errors import (
     UnknownFormatVersion,
 )
 from tierlog.record_format.index_layouts import AbortedTxn, parse_txn_index
-from tierlog.record_format.producer_snapshot import parse_snapshot
 from tierlog.record_format.segment_entry import SegmentEntry, name_of
 
 

@@ -38,7 +38,7 @@ from tierlog.hot_tier.segment_lookup import SegmentLookup
 from tierlog.hot_tier.segment_swap import CleanedSegment, new_cleaned_segment, swap
 from tierlog.hot_tier.seqlock import read_consistently
 from tierlog.record_format.batch import BatchHeader, Buffer
-from tierlog.record_format.batch_compaction import (
+from tierlog.record_format.compaction import (
     BatchRetention,
     BatchRetentionResult,
     Compacted,

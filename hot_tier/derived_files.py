@@ -48,6 +48,7 @@ from tierlog.hot_tier.producer_state import (
 )
 from tierlog.hot_tier.segment import Segment
 from tierlog.record_format.batch import BatchHeader, parse_header
+from tierlog.record_format.checkpoint_files import ProducerEntry, format_snapshot, parse_snapshot
 from tierlog.record_format.control import end_marker_of
 from tierlog.record_format.errors import CorruptIndex, CorruptSnapshot, UnknownFormatVersion
 from tierlog.record_format.header_run import HeaderRun
@@ -58,7 +59,6 @@ from tierlog.record_format.index_layouts import (
     pack_txn_index,
     parse_txn_index,
 )
-from tierlog.record_format.producer_snapshot import ProducerEntry, format_snapshot, parse_snapshot
 
 
 def read_entries(segment: Segment) -> list[AbortedTxn]:

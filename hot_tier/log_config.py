@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from tierlog.record_format.config_value import ConfigValue
-from tierlog.record_format.errors import FieldProblem, InvalidConfig
-from tierlog.record_format.name_suggestions import did_you_mean
+from tierlog.record_format.errors import FieldProblem, InvalidConfig, did_you_mean
+from tierlog.record_format.topic_rules import ConfigValue
 
 Kind = Literal["int", "long", "double", "boolean", "text", "list"]
 

@@ -30,7 +30,7 @@ from tierlog.hot_tier.segment import Segment
 from tierlog.hot_tier.segment_swap import CleanedSegment, new_cleaned_segment, swap
 from tierlog.hot_tier.torn_tail import batch_places
 from tierlog.record_format.batch import HEADER_SIZE, parse_header
-from tierlog.record_format.batch_compaction import Compacted, empty_batch
+from tierlog.record_format.compaction import Compacted, empty_batch
 from tierlog.record_format.errors import CorruptBatch, UnknownSegment
 
 

@@ -49,8 +49,8 @@ from tierlog.hot_tier.segment_lookup import SegmentLookup
 from tierlog.hot_tier.segment_swap import prepend_segment
 from tierlog.hot_tier.seqlock import read_consistently
 from tierlog.record_format.batch import NO_TIMESTAMP
-from tierlog.record_format.batch_compaction import KeyTable
 from tierlog.record_format.checkpoint_files import EpochEntry
+from tierlog.record_format.compaction import KeyTable
 from tierlog.record_format.decode import min_timestamp_of
 from tierlog.record_format.errors import (
     CorruptBatch,

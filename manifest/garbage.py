@@ -34,6 +34,7 @@ from functools import partial
 from itertools import islice, pairwise
 from typing import NamedTuple
 
+from tierlog.host.deferred_errors import DeferredErrors
 from tierlog.manifest.invariants import where
 from tierlog.manifest.keys import base_offset_of
 from tierlog.manifest.pins import Pin, Pins
@@ -50,7 +51,6 @@ from tierlog.manifest.store import DAY_MS, ManifestStore
 from tierlog.manifest.transitions import forget_removed
 from tierlog.manifest.versions import LIST_LIMIT, VersionStat
 from tierlog.object_store.store import IncompleteUpload, ObjectStat
-from tierlog.record_format.deferred_errors import DeferredErrors
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptDataError,

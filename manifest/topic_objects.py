@@ -30,7 +30,6 @@ from tierlog.manifest.store import random_name
 from tierlog.manifest.versions import CreateOutcome, VersionChain, get_object
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format import sealed_json
-from tierlog.record_format.config_value import ConfigValue
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptManifest,
@@ -40,7 +39,7 @@ from tierlog.record_format.errors import (
     OutcomeUnknownError,
     UnknownTopic,
 )
-from tierlog.record_format.topic_rules import MAX_PARTITIONS, name_problem
+from tierlog.record_format.topic_rules import MAX_PARTITIONS, ConfigValue, name_problem
 
 KIND_CLUSTER = "cluster"
 KIND_TOPIC = "topic"

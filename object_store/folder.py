@@ -30,6 +30,7 @@ from itertools import islice
 from pathlib import Path
 from stat import S_ISDIR
 
+from tierlog.host.deferred_errors import DeferredErrors
 from tierlog.host.medium import make_folders, sync_all, sync_folder
 from tierlog.host.retry import READ_POLICY
 from tierlog.object_store.ledger import Operation, StoreLedger
@@ -50,7 +51,6 @@ from tierlog.object_store.store import (
     is_portable,
 )
 from tierlog.record_format.crc32c import crc32c_of
-from tierlog.record_format.deferred_errors import DeferredErrors
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptObject,

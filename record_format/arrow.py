@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, NoReturn
 import numpy as np
 import pyarrow as pa
 
-from tierlog.record_format import arrow_kernel as kernel
+from tierlog.record_format import arrow_columns as kernel
 from tierlog.record_format.arrow_columns import (
     BUILDERS,
     COLUMNS,
@@ -53,8 +53,7 @@ from tierlog.record_format.decode import walk_batch
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.errors import CorruptBatch
 from tierlog.record_format.index_layouts import AbortedTxn
-from tierlog.record_format.record_walk import I64_MAX, I64_MIN
-from tierlog.record_format.row_filter import RowFilter
+from tierlog.record_format.record_walk import I64_MAX, I64_MIN, RowFilter
 
 BATCH_ROWS: Final = 16 * 1024
 BATCH_BYTES: Final = 16 * 1024 * 1024

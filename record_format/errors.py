@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any, Final, NamedTuple, Self
 
 # The process or the system is out of file descriptors; nothing is wrong with the file itself.
@@ -346,3 +347,14 @@ class MissingObject(CorruptDataError):
 
 class LogOfflineError(TierlogError):
     """The local disk failed; this log is closed until the broker restarts."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A suffix for an error message, such as `; did you mean 'orders'?`; "" without a match."""
+    match = closest_match(name, known, cutoff=0.75)
+    return f"; did you mean {match!r}?" if match is not None else ""
+
+
+def closest_match(name: str, known: Iterable[str], *, cutoff: float) -> str | None:
+    """The most similar name; None below `cutoff`, from 0 (nothing in common) to 1 (equal)."""
+    return next(iter(get_close_matches(name, known, n=1, cutoff=cutoff)), None)

@@ -1,8 +1,8 @@
-"""Compaction's inner loops, compiled: add keys to a table, choose a batch's records by that table.
+"""Compaction's key table, compiled: add keys, choose a batch's records by them, copy those.
 
 Rules that keep it honest:
 
-* Only `native_keys` imports this module: numba takes a second to import.
+* Only `compaction.make_key_table` imports this module: numba takes a second to import.
 * Records are read and checked by `read_record`; `copy_records` only gets what was checked.
 * It mirrors `compaction.PlainKeyTable`; a test feeds both the same bytes.
 
@@ -13,12 +13,17 @@ x64-128 with a seed; its first half chooses the slot, its second half is stored.
 
 from __future__ import annotations
 
-from typing import Final
+import secrets
+from typing import Any, Final
 
 import numpy as np
 from numba import types
 
+from tierlog.record_format.batch import LOG_APPEND_TIME_BIT, BatchHeader
+from tierlog.record_format.compaction import Choice
 from tierlog.record_format.compiled import BYTES, READ_ONLY, compiled, copy_bytes, pointer_to
+from tierlog.record_format.decode import corrupt_batch
+from tierlog.record_format.errors import CorruptBatch
 from tierlog.record_format.record_kernel import read_record
 from tierlog.record_format.record_walk import I64_MAX
 
@@ -215,3 +220,89 @@ def copy_records(  # type: ignore[no-untyped-def]  # noqa: PLR0917
             copy_bytes(target, to, source, rest_at, rest)
             to += rest
     return to
+
+
+SLOT_BYTES: Final = 12
+LOAD_FACTOR: Final = 0.9  # Kafka's log.cleaner.io.buffer.load.factor
+_VARINT_GROWTH: Final = 16  # at most this much longer is a record with another timestamp delta
+
+
+class NativeKeyTable:
+    """64 bits of hash and 32 bits of relative offset per slot."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._slots = max(2, memory_bytes // SLOT_BYTES)
+        self._max_keys = max(1, int(self._slots * LOAD_FACTOR))
+        self._seed = np.uint64(secrets.randbits(64))
+        self._prints = np.zeros(self._slots, np.uint64)
+        self._offsets = np.zeros(self._slots, np.uint32)
+        self._used = 0
+        self.latest_offset = self.start_offset = -1
+
+    def clear(self, *, start_offset: int) -> None:
+        self._offsets[:] = 0
+        self._used = 0
+        self.start_offset, self.latest_offset = start_offset, -1
+
+    def __len__(self) -> int:
+        return self._used
+
+    def add(self, data: bytes, header: BatchHeader) -> bool:
+        status, self._used = add_keys(
+            np.frombuffer(data, np.uint8),
+            _facts(header),
+            self.start_offset,
+            self._used,
+            self._max_keys,
+            self._seed,
+            self._prints,
+            self._offsets,
+        )
+        if status == CORRUPT:
+            raise _corrupt(header)
+        return bool(status == OK)
+
+    def choose(self, data: bytes, header: BatchHeader, *, drop_tombstones: bool) -> Choice:
+        keep = np.empty(header.record_count, np.uint8)
+        status, count, tombstones, first, greatest = choose_records(
+            np.frombuffer(data, np.uint8),
+            _facts(header),
+            self.start_offset,
+            self.latest_offset,
+            drop_tombstones,
+            self._seed,
+            self._prints,
+            self._offsets,
+            keep,
+        )
+        if status == CORRUPT:
+            raise _corrupt(header)
+        return Choice(count, tombstones, first, greatest, keep)
+
+    def copy(
+        self, data: bytes, header: BatchHeader, choice: Choice, *, base_timestamp: int
+    ) -> bytes:
+        keep: Any = choice.keep
+        if keep is None:
+            keep = np.ones(header.record_count, np.uint8)
+        stamped = bool(header.attributes & LOG_APPEND_TIME_BIT)
+        old_base = header.max_timestamp if stamped else header.base_timestamp
+        out = np.empty(len(data) + _VARINT_GROWTH * header.record_count, np.uint8)
+        records = np.frombuffer(data, np.uint8)
+        size = copy_records(
+            records, header.record_count, keep, stamped, old_base, base_timestamp, out
+        )
+        return out[:size].tobytes()
+
+
+def _facts(header: BatchHeader) -> tuple[int, int, int, int]:
+    return (
+        header.record_count,
+        header.base_offset,
+        header.last_offset_delta,
+        header.base_timestamp,
+    )
+
+
+def _corrupt(header: BatchHeader) -> CorruptBatch:
+    return corrupt_batch("invalid records", header)

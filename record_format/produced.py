@@ -5,6 +5,8 @@ Rules that keep it honest:
 * After `check_produced`, every batch is one that Kafka's own broker would accept, and the log can
   append it without reading its records: lengths, checksum, codec, count, offset deltas 0, 1, 2,
   ..., timestamps and headers were checked.
+* Batches are checked in this order: length, size limit, checksum, header fields, decompression,
+  records. Each check relies on those before it.
 * The bytes stay as they were sent. There is one exception, which is also Kafka's: a maximum
   timestamp that is not the records' maximum is corrected, because the time index relies on it.
 * The minimum timestamp of each batch is computed on the way, so that no later step has to
@@ -18,29 +20,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from tierlog.record_format import codecs
 from tierlog.record_format.batch import (
     CODEC_MASK,
+    CREATE_TIME,
     HEADER_SIZE,
+    MAX_SEQUENCE,
+    MIN_RECORD_SIZE,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
+    NO_TIMESTAMP,
     BatchHeader,
+    Buffer,
+    check_crc,
+    check_whole,
     iter_headers,
     parse_header,
     set_max_timestamp,
 )
 from tierlog.record_format.decode import expand
 from tierlog.record_format.encode import Headers, encode_batch, encode_batches
-from tierlog.record_format.errors import RequestTooLarge
-from tierlog.record_format.produced_checks import (
-    KEY_REQUIRED,
-    ProduceLimits,
-    check_headers,
-    timestamp_problem,
-    too_large,
-    walk_all,
+from tierlog.record_format.errors import (
+    CorruptBatch,
+    FieldProblem,
+    InvalidBatch,
+    InvalidRecord,
+    RecordTooLarge,
+    RequestTooLarge,
+    TooManyRecords,
 )
+from tierlog.record_format.record_walk import I64_MAX, Walk, WalkRequest, walk
 
 __all__ = [
     "KEY_REQUIRED",
@@ -181,3 +192,196 @@ def _not_one_batch(size_bytes: int, max_message_bytes: int) -> RequestTooLarge:
         limit_bytes=max_message_bytes,
         size_bytes=size_bytes,
     )
+
+
+KEY_REQUIRED: Final = "a compacted topic requires a key in every record"
+
+
+class ProduceLimits(NamedTuple):
+    """Limits of the topic and the HTTP server. A timestamp may be `before_max_ms` before `now_ms`,
+    and `after_max_ms` after it. `require_keys` is set for compacted topics.
+    """
+
+    max_message_bytes: int
+    now_ms: int
+    timestamp_type: int = CREATE_TIME
+    before_max_ms: int = I64_MAX
+    after_max_ms: int = I64_MAX
+    max_expanded_bytes: int = codecs.MAX_EXPANDED_BYTES
+    max_records: int = 2**31 - 1
+    require_keys: bool = False
+
+
+def check_headers(body: bytearray, limits: ProduceLimits) -> list[BatchHeader]:
+    """Split the whole body into batches and check everything except their records.
+
+    Raises InvalidBatch, InvalidRecord, RecordTooLarge, TooManyRecords.
+    """
+    headers: list[BatchHeader] = []
+    position = records = 0
+    while position < len(body):
+        try:
+            header = parse_header(body, position)
+            if header.size_bytes > limits.max_message_bytes:
+                check_whole(body, header)  # a truncated batch is reported as such
+                raise too_large(header, limits.max_message_bytes)
+            check_crc(body, header)
+        except CorruptBatch as error:
+            raise InvalidBatch(error.detail, position=position) from error
+        _check_shape(header)
+        if header.attributes & ~CODEC_MASK:
+            _check_attributes(header, len(headers))
+        headers.append(header)
+        position += header.size_bytes
+        records += header.record_count
+        if records > limits.max_records:
+            raise TooManyRecords(limit_records=limits.max_records, records=records)
+    if not headers:
+        raise InvalidRecord("the request has no records")
+    return headers
+
+
+def too_large(header: BatchHeader, max_message_bytes: int) -> RecordTooLarge:
+    return RecordTooLarge(
+        f"the batch at position {header.position} has {header.size_bytes} bytes; "
+        f"max.message.bytes is {max_message_bytes}",
+        limit_bytes=max_message_bytes,
+        size_bytes=header.size_bytes,
+    )
+
+
+def _check_shape(header: BatchHeader) -> None:
+    problem = ""
+    if header.codec not in codecs.CODEC_NAMES:
+        problem = f"unknown codec {header.codec}"
+    elif header.record_count != header.last_offset_delta + 1:
+        problem = (
+            f"{header.record_count} records do not match last offset delta "
+            f"{header.last_offset_delta}"
+        )
+    elif header.producer_id != NO_PRODUCER_ID and not _sequence_is_valid(header):
+        problem = (
+            f"producer id {header.producer_id}, epoch {header.producer_epoch} and base sequence "
+            f"{header.base_sequence} are inconsistent"
+        )
+    if problem:
+        raise InvalidBatch(problem, position=header.position)
+
+
+def _sequence_is_valid(header: BatchHeader) -> bool:
+    if header.producer_id < 0 or header.producer_epoch < 0:
+        return False
+    return header.is_control or 0 <= header.base_sequence <= MAX_SEQUENCE
+
+
+def _check_attributes(header: BatchHeader, index: int) -> None:
+    problem = ""
+    if header.is_control:
+        problem = "a producer may not send control batches"
+    elif header.is_transactional:
+        problem = "transactions are not supported"
+    elif header.has_delete_horizon:
+        problem = "a producer may not set a delete horizon"
+    elif header.timestamp_type != CREATE_TIME:
+        problem = "a producer may not set the timestamp type LogAppendTime"
+    if problem:
+        raise _invalid(index, header, problem)
+
+
+def _invalid(index: int, header: BatchHeader, problem: str) -> InvalidRecord:
+    return InvalidRecord(
+        f"batch {index}, at position {header.position}: {problem}",
+        problems=(FieldProblem(f"batches[{index}]", problem),),
+    )
+
+
+def walk_all(body: bytearray, headers: Sequence[BatchHeader], limits: ProduceLimits) -> list[Walk]:
+    left = limits.max_expanded_bytes
+    walks: list[Walk] = []
+    with memoryview(body) as view:
+        for index, header in enumerate(headers):
+            with view[header.body_position : header.end_position] as part:
+                records: Buffer = part
+                if header.codec:
+                    records = _expand(part, header, left, limits)
+                    left -= len(records)
+                found = _walk_one(records, header)
+                problem = _time_problem(records, header, found, limits)
+                if limits.require_keys and not problem:
+                    problem = _key_problem(records, header)
+            if problem:
+                raise _invalid(index, header, problem)
+            walks.append(found)
+    return walks
+
+
+def _expand(part: memoryview, header: BatchHeader, left: int, limits: ProduceLimits) -> Buffer:
+    """Decompress a batch, within the request's limit and the limit of what readers decompress."""
+    try:
+        return codecs.decompress(header.codec, part, max_bytes=min(left, codecs.MAX_EXPANDED_BYTES))
+    except codecs.DecompressedTooLarge as error:
+        limit, what = limits.max_expanded_bytes, "the request's batches decompress"
+        if left > codecs.MAX_EXPANDED_BYTES:
+            limit, what = codecs.MAX_EXPANDED_BYTES, "a batch decompresses"
+        raise RequestTooLarge(
+            f"{what} to more than {limit} bytes",
+            limit_bytes=limit,
+            size_bytes=limit + 1,
+        ) from error
+    except CorruptBatch as error:
+        raise InvalidBatch(error.detail, position=header.position) from error
+
+
+def _walk_one(records: Buffer, header: BatchHeader, *, with_columns: bool = False) -> Walk:
+    count = header.record_count
+    if count * MIN_RECORD_SIZE > len(records):
+        raise InvalidBatch(
+            f"{count} records cannot fit in {len(records)} bytes", position=header.position
+        )
+    found = walk(
+        records,
+        WalkRequest(count, header.base_timestamp, header.last_offset_delta, True, with_columns),
+    )
+    if found.problem:
+        raise InvalidBatch(found.describe(), position=header.position)
+    return found
+
+
+def _time_problem(records: Buffer, header: BatchHeader, found: Walk, limits: ProduceLimits) -> str:
+    """What is wrong with the batch's timestamps by Kafka's rules, or "". -1 (none) is allowed."""
+    low, high = found.min_timestamp, found.max_timestamp
+    if low < NO_TIMESTAMP:
+        return f"the timestamp {low} is negative"
+    if limits.timestamp_type != CREATE_TIME:
+        return ""
+    if low == NO_TIMESTAMP < high:  # the -1 may hide an actual minimum that is too old
+        fields = _walk_one(records, header, with_columns=True).fields
+        low = min(timestamp for timestamp in fields.timestamps if timestamp != NO_TIMESTAMP)
+    return timestamp_problem(high, limits) or timestamp_problem(low, limits)
+
+
+def _key_problem(records: Buffer, header: BatchHeader) -> str:
+    fields = _walk_one(records, header, with_columns=True).fields
+    return KEY_REQUIRED if -1 in fields.key_starts else ""
+
+
+def timestamp_problem(timestamp: int, limits: ProduceLimits) -> str:
+    """How `timestamp` violates `message.timestamp.before.max.ms` or `.after.max.ms`, or "".
+
+    Allowed are -1 (none) and now - before.max <= timestamp <= now + after.max. Not to be called
+    under LogAppendTime.
+    """
+    if timestamp == NO_TIMESTAMP:
+        return ""
+    age = limits.now_ms - timestamp
+    if age > limits.before_max_ms:
+        return (
+            f"the timestamp {timestamp} is {age} ms before now; "
+            f"message.timestamp.before.max.ms is {limits.before_max_ms}"
+        )
+    if -age > limits.after_max_ms:
+        return (
+            f"the timestamp {timestamp} is {-age} ms after now; "
+            f"message.timestamp.after.max.ms is {limits.after_max_ms}"
+        )
+    return ""

@@ -241,3 +241,21 @@ _in_use: Final[list[Walker]] = [walk_plain]
 
 def use(walker: Walker) -> None:
     _in_use[0] = walker
+
+
+class RowFilter(NamedTuple):
+    """A range of offsets and of timestamps (ms).
+
+    `last_timestamp` is inclusive, so that the default includes every timestamp.
+    """
+
+    start_offset: int = 0
+    end_offset: int = I64_MAX
+    start_timestamp: int = I64_MIN
+    last_timestamp: int = I64_MAX
+
+    def may_match(self, min_timestamp: int | None, max_timestamp: int | None) -> bool:
+        """Whether records with these timestamp bounds can match; None is an unknown bound."""
+        is_too_new = min_timestamp is not None and min_timestamp > self.last_timestamp
+        is_too_old = max_timestamp is not None and max_timestamp < self.start_timestamp
+        return not is_too_new and not is_too_old

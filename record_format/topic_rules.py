@@ -1,4 +1,5 @@
-"""What may be a topic: Kafka's rule for names (Topic.validate), and how many partitions one has.
+"""What may be a topic: Kafka's rule for names (Topic.validate), how many partitions it has, the
+type of its configuration's values.
 
 Names become folder names, object keys and fields of Kafka's checkpoint files, so they are checked
 wherever they come from: a request, or the bucket.
@@ -25,3 +26,6 @@ def name_problem(name: str) -> str:
     if not _LEGAL_NAME.match(name):
         return f"topic name {name!r}: only letters, digits, '.', '_' and '-'"
     return ""
+
+
+ConfigValue = int | float | bool | str

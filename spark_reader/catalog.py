@@ -31,7 +31,7 @@ from tierlog.record_format.errors import (
     UnknownTopicOrPartition,
 )
 from tierlog.record_format.index_layouts import AbortedTxn
-from tierlog.record_format.row_filter import RowFilter
+from tierlog.record_format.record_walk import RowFilter
 from tierlog.record_format.segment_entry import SegmentEntry
 from tierlog.spark_reader import cold_index
 from tierlog.spark_reader.access import Connections

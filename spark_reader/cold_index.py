@@ -13,10 +13,10 @@ from tierlog.cold_tier.ranged_reader import read_chunk
 from tierlog.cold_tier.segment_indexes import SegmentIndexes
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.checkpoint_files import parse_snapshot
 from tierlog.record_format.decode import first_at_time
 from tierlog.record_format.errors import CorruptBatch, MissingObject
-from tierlog.record_format.producer_snapshot import parse_snapshot
-from tierlog.record_format.row_filter import RowFilter
+from tierlog.record_format.record_walk import RowFilter
 from tierlog.record_format.segment_entry import SegmentEntry
 from tierlog.spark_reader.plan import ChunkPiece
 

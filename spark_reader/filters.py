@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from pyspark.sql import datasource as spark
 
-from tierlog.record_format.record_walk import I64_MAX, I64_MIN
-from tierlog.record_format.row_filter import RowFilter
+from tierlog.record_format.record_walk import I64_MAX, I64_MIN, RowFilter
 from tierlog.spark_reader.plan import NO_FILTERS, Filters
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from tierlog.record_format.name_suggestions import closest_match
+from tierlog.record_format.errors import closest_match
 from tierlog.spark_reader.option_values import InvalidOption
 
 

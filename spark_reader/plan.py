@@ -17,8 +17,7 @@ from typing import Final, NamedTuple
 from tierlog.cold_tier.index_bundle import Chunk
 from tierlog.cold_tier.ranged_reader import ChunkRef
 from tierlog.record_format.index_layouts import AbortedTxn
-from tierlog.record_format.record_walk import I64_MAX
-from tierlog.record_format.row_filter import RowFilter
+from tierlog.record_format.record_walk import I64_MAX, RowFilter
 
 
 class ChunkPiece(NamedTuple):

@@ -10,7 +10,7 @@ from functools import partial
 
 from tierlog.record_format.errors import MissingObject
 from tierlog.record_format.index_layouts import AbortedTxn
-from tierlog.record_format.row_filter import RowFilter
+from tierlog.record_format.record_walk import RowFilter
 from tierlog.spark_reader.bounds import EARLIEST, LATEST, AtTime, NoMatch, OffsetSpec
 from tierlog.spark_reader.catalog import Catalog, PartitionFacts
 from tierlog.spark_reader.cold_index import may_match

@@ -27,7 +27,7 @@ from tierlog.record_format.errors import (
     UnknownManifestVersion,
     UnknownTopicOrPartition,
 )
-from tierlog.record_format.row_filter import RowFilter
+from tierlog.record_format.record_walk import RowFilter
 from tierlog.spark_reader.access import Connections
 from tierlog.spark_reader.data_loss import DataLossPolicy, Warn, log_to_stderr, report_if_lost
 from tierlog.spark_reader.options import ReadOptions

@@ -25,8 +25,7 @@ from tierlog.host.loopback import is_loopback
 from tierlog.hot_tier.log_config import KEYS_BY_NAME
 from tierlog.object_store.ledger import PriceTable, default_prices
 from tierlog.object_store.s3_connection import S3Options
-from tierlog.record_format.errors import SettingsError
-from tierlog.record_format.name_suggestions import did_you_mean
+from tierlog.record_format.errors import SettingsError, did_you_mean
 from tierlog.setting_table import TABLE, Kind, Part, Setting
 
 log = structlog.get_logger(__name__)

@@ -37,9 +37,8 @@ from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.task_failures import TaskFailures
 from tierlog.host.retry import backoff_s
 from tierlog.hot_tier.cleaner import Cleanable, CleanerHooks, Interrupted
-from tierlog.record_format.batch_compaction import KeyTable
+from tierlog.record_format.compaction import KeyTable, make_key_table
 from tierlog.record_format.errors import CorruptDataError, TierlogError
-from tierlog.record_format.key_table import make_key_table
 from tierlog.record_format.segment_entry import SegmentEntry
 
 log = structlog.get_logger(__name__)

@@ -16,7 +16,7 @@ import structlog
 from tierlog.broker.bucket import Bucket
 from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.topic_registry import TopicRecord
-from tierlog.record_format.deferred_errors import DeferredErrors
+from tierlog.host.deferred_errors import DeferredErrors
 from tierlog.record_format.errors import FencedError, TierlogError
 
 log = structlog.get_logger(__name__)

@@ -31,7 +31,6 @@ from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.partition import Partition
 from tierlog.broker.topics import Topic
 from tierlog.record_format.checkpoint_files import parse_topic_id
-from tierlog.record_format.config_value import ConfigValue
 from tierlog.record_format.consumer_offsets import (
     NO_EPOCH,
     TOPIC,
@@ -46,6 +45,7 @@ from tierlog.record_format.errors import (
     UnknownTopic,
     UnknownTopicOrPartition,
 )
+from tierlog.record_format.topic_rules import ConfigValue
 
 log = structlog.get_logger(__name__)
 

@@ -21,8 +21,8 @@ from tierlog.hot_tier.append import Append
 from tierlog.hot_tier.cleaner import Interrupted
 from tierlog.hot_tier.open_files import OpenFiles
 from tierlog.hot_tier.reaper import FIRST_REPLACED_IN_ORDER
+from tierlog.record_format.compaction import PlainKeyTable
 from tierlog.record_format.errors import DiskFull, LogOfflineError
-from tierlog.record_format.key_table import PlainKeyTable
 
 CONFIG = {"segment.bytes": 2048, "cleanup.policy": "compact", "index.interval.bytes": 300}
 

@@ -22,7 +22,7 @@ from tierlog.hot_tier.append import Append
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.recovery import OpenRequest
-from tierlog.record_format.key_table import PlainKeyTable
+from tierlog.record_format.compaction import PlainKeyTable
 
 STEPS = 100
 RETENTION_MS = 5000

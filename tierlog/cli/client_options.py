@@ -32,8 +32,7 @@ from tierlog.cli.option_groups import with_group
 from tierlog.cli.output import Output, note
 from tierlog.cli.table import printable
 from tierlog.client.wire import DEFAULT_SERVER
-from tierlog.record_format.errors import TierlogError, UnknownTopic
-from tierlog.record_format.name_suggestions import did_you_mean
+from tierlog.record_format.errors import TierlogError, UnknownTopic, did_you_mean
 
 if TYPE_CHECKING:
     from tierlog.client import Client

@@ -26,8 +26,12 @@ from typer.core import TyperCommand, TyperGroup
 
 from tierlog.cli.table import printable
 from tierlog.extras import how_to_install
-from tierlog.record_format.errors import OutcomeUnknownError, SettingsError, TierlogError
-from tierlog.record_format.name_suggestions import did_you_mean
+from tierlog.record_format.errors import (
+    OutcomeUnknownError,
+    SettingsError,
+    TierlogError,
+    did_you_mean,
+)
 
 # click's class, or that of the copy of click inside newer versions of typer.
 UsageError: Final[Any] = typer.BadParameter.__mro__[1]

@@ -21,8 +21,7 @@ import msgspec
 
 from tierlog.client.records import NewRecord
 from tierlog.record_format import typed_json
-from tierlog.record_format.errors import InvalidRequest
-from tierlog.record_format.name_suggestions import did_you_mean
+from tierlog.record_format.errors import InvalidRequest, did_you_mean
 
 MAX_LINE_BYTES: Final = 64 << 20
 

@@ -45,9 +45,9 @@ from tierlog.client.wire import (
 from tierlog.host.clock import wall_clock_ms
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.codecs import NONE
-from tierlog.record_format.config_value import ConfigValue
 from tierlog.record_format.decode import Record
 from tierlog.record_format.errors import InvalidRequest, InvalidTopicName
+from tierlog.record_format.topic_rules import ConfigValue
 
 Acks = Literal["0", "1", "all"]
 Isolation = Literal["read_uncommitted", "read_committed"]

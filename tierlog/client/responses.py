@@ -12,8 +12,8 @@ import msgspec
 from tierlog.client.problems import UnexpectedAnswer
 from tierlog.client.wire import Response
 from tierlog.record_format import typed_json
-from tierlog.record_format.config_value import ConfigValue
 from tierlog.record_format.decode import Record
+from tierlog.record_format.topic_rules import ConfigValue
 
 T = TypeVar("T")
 

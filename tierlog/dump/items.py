@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tierlog.record_format.batch import BatchHeader
+from tierlog.record_format.checkpoint_files import ProducerEntry
 from tierlog.record_format.control import EndMarker
 from tierlog.record_format.decode import Record
 from tierlog.record_format.index_layouts import AbortedTxn, OffsetEntry, TimeEntry
-from tierlog.record_format.producer_snapshot import ProducerEntry
 
 
 class FileBegin(NamedTuple):

@@ -41,6 +41,7 @@ from tierlog.record_format.checkpoint_files import (
     parse_offset_checkpoint,
     parse_partition_metadata,
     parse_properties,
+    parse_snapshot,
 )
 from tierlog.record_format.control import control_type, end_marker
 from tierlog.record_format.decode import Record, decode_batch
@@ -53,7 +54,6 @@ from tierlog.record_format.index_layouts import (
     TimeEntry,
     parse_txn_index,
 )
-from tierlog.record_format.producer_snapshot import parse_snapshot
 
 READ_BYTES: Final = 1 << 20
 _SEGMENT_FILE: Final = re.compile(

@@ -20,9 +20,9 @@ from tierlog.dump.items import (
     RecordItem,
 )
 from tierlog.record_format.batch import LOG_APPEND_TIME
+from tierlog.record_format.checkpoint_files import ProducerEntry
 from tierlog.record_format.codecs import CODEC_NAMES
 from tierlog.record_format.index_layouts import AbortedTxn, OffsetEntry, TimeEntry
-from tierlog.record_format.producer_snapshot import ProducerEntry
 
 _CONTROL_TYPES: Final = {
     0: "ABORT",

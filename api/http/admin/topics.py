@@ -21,9 +21,9 @@ from tierlog.api.http.control_routes import (
 from tierlog.api.http.schemas import TopicList
 from tierlog.broker.topic_registry import INTERNAL_PREFIX
 from tierlog.broker.topics import TopicState
-from tierlog.record_format.config_value import ConfigValue
 from tierlog.record_format.consumer_offsets import TOPIC as CONSUMER_OFFSETS
 from tierlog.record_format.errors import Forbidden
+from tierlog.record_format.topic_rules import ConfigValue
 
 _FEW: Final = Meta(max_length=100)  # several times as many keys as there are
 

@@ -26,8 +26,8 @@ from tests.fakes.kafka_workload import (
 from tests.fakes.served_broker import served_broker
 from tierlog.object_store.open import open_store
 from tierlog.record_format.batch import BatchHeader, iter_headers, stamp
+from tierlog.record_format.checkpoint_files import parse_snapshot
 from tierlog.record_format.decode import decode_batch
-from tierlog.record_format.producer_snapshot import parse_snapshot
 
 pytestmark = pytest.mark.kafka
 

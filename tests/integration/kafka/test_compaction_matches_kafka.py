@@ -20,9 +20,9 @@ from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.recovery import OpenRequest
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.checkpoint_files import format_topic_id, parse_partition_metadata
+from tierlog.record_format.compaction import make_key_table
 from tierlog.record_format.decode import decode_batch
 from tierlog.record_format.encode import encode_batch
-from tierlog.record_format.key_table import make_key_table
 from tierlog.record_format.produced import ProduceLimits, check_produced
 
 pytestmark = pytest.mark.kafka

@@ -85,9 +85,10 @@ def test_kernels_from_the_zip_need_no_writable_cache_folder(tmp_path):
     home = tmp_path / "home"
     home.touch()  # not a folder, so not writable
     code = """
-from tierlog.record_format.arrow_kernel import _micros, __file__
+from tierlog.record_format.arrow_columns import _micros, __file__
 print(__file__, _micros(5))
 """
     env = {"HOME": str(home), "XDG_CACHE_HOME": str(home)}
     path = build_zip(tmp_path / "tierlog.zip")
-    assert run_from_zip(path, code, **env) == f"{path}/tierlog/record_format/arrow_kernel.py 5000\n"
+    kernel = f"{path}/tierlog/record_format/arrow_columns.py"
+    assert run_from_zip(path, code, **env) == f"{kernel} 5000\n"

@@ -15,7 +15,7 @@ from tierlog.hot_tier.append import Acks
 from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import UnknownTopic
 from tierlog.record_format.produced import build_produced
-from tierlog.record_format.row_filter import RowFilter
+from tierlog.record_format.record_walk import RowFilter
 from tierlog.spark_reader import catalog
 from tierlog.spark_reader.batch_source import TierlogReader
 from tierlog.spark_reader.catalog import Catalog, PartitionFacts

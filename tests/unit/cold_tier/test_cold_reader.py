@@ -22,6 +22,7 @@ from tierlog.cold_tier.segment_indexes import SegmentIndexes
 from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
 from tierlog.host.retry import RetryPolicy
 from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.checkpoint_files import ProducerEntry, format_snapshot
 from tierlog.record_format.decode import decode_batch
 from tierlog.record_format.errors import (
     CorruptObject,
@@ -31,7 +32,6 @@ from tierlog.record_format.errors import (
     UnknownFormatVersion,
 )
 from tierlog.record_format.index_layouts import AbortedTxn, pack_txn_index
-from tierlog.record_format.producer_snapshot import ProducerEntry, format_snapshot
 
 QUICK = RetryPolicy(attempts=2, sleep=lambda _: None)
 

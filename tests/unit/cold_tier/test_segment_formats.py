@@ -15,7 +15,7 @@ from tierlog.cold_tier.index_bundle import (
 )
 from tierlog.cold_tier.segment_check import scan_segment
 from tierlog.record_format.batch import iter_headers
-from tierlog.record_format.batch_compaction import empty_batch
+from tierlog.record_format.compaction import empty_batch
 from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.decode import decode_batch
 from tierlog.record_format.errors import CorruptBatch, CorruptObject, UnknownFormatVersion

@@ -21,8 +21,8 @@ from tierlog.hot_tier.cleaner import (
 from tierlog.hot_tier.file_names import UNMIRRORED
 from tierlog.hot_tier.segment import Segment, SegmentEnd
 from tierlog.record_format.batch import NO_TIMESTAMP, iter_headers, set_max_timestamp
+from tierlog.record_format.compaction import PlainKeyTable, make_key_table
 from tierlog.record_format.errors import CorruptBatch, LogOfflineError
-from tierlog.record_format.key_table import PlainKeyTable, make_key_table
 
 COMPACT = {"cleanup.policy": "compact", "flush.ms": 10**9}
 

@@ -17,8 +17,8 @@ from tierlog.record_format.checkpoint_files import (
     format_topic_id,
     parse_partition_metadata,
 )
+from tierlog.record_format.compaction import PlainKeyTable, make_key_table
 from tierlog.record_format.decode import decode_batch
-from tierlog.record_format.key_table import PlainKeyTable, make_key_table
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka"
 NAME = "compacted-keep-0"

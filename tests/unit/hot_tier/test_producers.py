@@ -5,8 +5,8 @@ from tests.fakes.control_markers import marker_key, marker_value
 from tests.fakes.partition_logs import unchecked
 from tierlog.hot_tier.append import Append
 from tierlog.hot_tier.derived_files import snapshot_before
+from tierlog.record_format.checkpoint_files import parse_snapshot
 from tierlog.record_format.errors import CorruptBatch, OutOfOrderSequence, ProducerFenced
-from tierlog.record_format.producer_snapshot import parse_snapshot
 
 INT_MAX = 2**31 - 1
 

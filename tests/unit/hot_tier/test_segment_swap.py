@@ -11,8 +11,8 @@ from tests.fakes.partition_logs import try_read
 from tierlog.hot_tier.cleaner import CleanerHooks, Interrupted
 from tierlog.hot_tier.segment import Segment
 from tierlog.hot_tier.seqlock import read_consistently, replacing_segments
+from tierlog.record_format.compaction import PlainKeyTable
 from tierlog.record_format.errors import CorruptBatch, Throttled, UnknownSegment
-from tierlog.record_format.key_table import PlainKeyTable
 
 
 class Meanwhile(FaultyDisk):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.fakes.records import iter_records
 from tests.unit.record_format import golden
-from tierlog.record_format import arrow_kernel as kernel
+from tierlog.record_format import arrow_columns as kernel
 from tierlog.record_format.arrow import ArrowDecoder, DecodeRequest, warm
 from tierlog.record_format.arrow_columns import COLUMNS, SCHEMA
 from tierlog.record_format.batch import (
@@ -21,7 +21,7 @@ from tierlog.record_format.decode import Record, decode_batch
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.errors import CorruptBatch
 from tierlog.record_format.index_layouts import AbortedTxn, parse_txn_index
-from tierlog.record_format.row_filter import RowFilter
+from tierlog.record_format.record_walk import RowFilter
 
 FIXTURES = golden.ROOT
 PARTITIONS = sorted(path.name for path in FIXTURES.glob("*-[0-9]") if path.is_dir())

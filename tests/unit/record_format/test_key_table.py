@@ -7,19 +7,21 @@ import pytest
 from numba import njit
 
 from tierlog.record_format.batch import HEADER_SIZE, iter_headers, parse_header, set_checksum
-from tierlog.record_format.batch_compaction import (
+from tierlog.record_format.compaction import (
+    PLAIN_ENTRY_BYTES,
     BatchRetention,
     BatchRetentionResult,
     Choice,
+    PlainKeyTable,
     TombstonePolicy,
     compact_batch,
+    make_key_table,
 )
 from tierlog.record_format.compiled import pointer_to
 from tierlog.record_format.decode import decode_batch, expand
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.errors import CorruptBatch
 from tierlog.record_format.key_kernel import hash_key
-from tierlog.record_format.key_table import PLAIN_ENTRY_BYTES, PlainKeyTable, make_key_table
 from tierlog.record_format.produced import ProduceLimits, check_produced
 
 RETENTION = BatchRetentionResult(BatchRetention.DELETE_EMPTY)

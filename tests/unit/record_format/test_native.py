@@ -15,9 +15,9 @@ from tierlog.record_format import compiled
 from tierlog.spark_reader.jobs.package import build_zip
 
 PROJECT = Path(__file__).parents[3]
-KERNELS = ("arrow_kernel", "compiled", "key_kernel", "record_kernel")
+KERNELS = ("arrow_columns", "compiled", "key_kernel", "record_kernel")
 # Nothing of these is inlined into a kernel.
-IN_PLAIN_PYTHON = {"crc32c", "decode"}
+IN_PLAIN_PYTHON = {"compaction", "crc32c", "decode", "errors"}
 
 
 def run(program: str, *, cwd: Path = PROJECT, **env: str) -> str:
@@ -72,9 +72,9 @@ def test_from_a_zip_without_a_cache_folder_the_plain_walk_is_used(tmp_path: Path
     home.touch()  # not a folder, like the home of some container users
     assert (
         run(
-            "from tierlog.record_format import key_table, native, record_walk\n"
+            "from tierlog.record_format import compaction, native, record_walk\n"
             "print(native.load(), record_walk._in_use[0].__name__)\n"
-            "print(type(key_table.make_key_table(1000)).__name__, native.__file__)",
+            "print(type(compaction.make_key_table(1000)).__name__, native.__file__)",
             cwd=tmp_path,
             PYTHONPATH=str(path),
             HOME=str(home),

@@ -12,20 +12,22 @@ from hypothesis import strategies as st
 from tests.unit.record_format import golden
 from tierlog.record_format.checkpoint_files import (
     EpochEntry,
+    ProducerEntry,
     TopicPartitionOffset,
     format_epoch_checkpoint,
     format_offset_checkpoint,
     format_partition_metadata,
     format_properties,
+    format_snapshot,
     format_topic_id,
     parse_epoch_checkpoint,
     parse_offset_checkpoint,
     parse_partition_metadata,
     parse_properties,
+    parse_snapshot,
     parse_topic_id,
 )
 from tierlog.record_format.errors import CorruptSnapshot, UnknownFormatVersion
-from tierlog.record_format.producer_snapshot import ProducerEntry, format_snapshot, parse_snapshot
 
 i64 = st.integers(-(2**63), 2**63 - 1)
 i32 = st.integers(-(2**31), 2**31 - 1)

@@ -28,7 +28,7 @@ from tierlog.record_format.errors import (
     UnknownManifestVersion,
     UnknownTopic,
 )
-from tierlog.record_format.row_filter import RowFilter
+from tierlog.record_format.record_walk import RowFilter
 from tierlog.spark_reader import access
 from tierlog.spark_reader.cold_index import may_match
 from tierlog.spark_reader.data_loss import DataLoss

@@ -3,8 +3,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pyspark.sql import datasource as spark
 
-from tierlog.record_format.record_walk import I64_MAX, I64_MIN
-from tierlog.record_format.row_filter import RowFilter
+from tierlog.record_format.record_walk import I64_MAX, I64_MIN, RowFilter
 from tierlog.spark_reader.filters import push_down
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
