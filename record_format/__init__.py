@@ -1,4 +1,4 @@
-"""Formats on disk and on the wire: record batches, indexes, checkpoints, sealed JSON. Also the error
+"""Formats on disk and on the wire: record batches, indexes, checkpoints, sealed JSON; and the error
 tree. Imports no other room.
 
 Read `batch`, `encode` and `decode` first, then `produced` (validation of what clients send) and

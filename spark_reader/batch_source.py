@@ -8,21 +8,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.datasource import DataSourceReader
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tierlog.spark_reader.data_loss import log_to_stderr
 from tierlog.spark_reader.filters import push_down
 from tierlog.spark_reader.options import ReadOptions
-from tierlog.spark_reader.plan import NO_FILTERS
+from tierlog.spark_reader.plan import NO_FILTERS, Split
 from tierlog.spark_reader.planner import Planner
 from tierlog.spark_reader.quick_ack import QuickAckOnUnpickle
-from tierlog.spark_reader.source_partition import SplitPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+class SplitPartition(InputPartition):  # type: ignore[misc]
+    """The splits of a task."""
+
+    def __init__(self, splits: Sequence[Split]) -> None:
+        super().__init__(None)
+        self.splits = splits
+
+    def __repr__(self) -> str:
+        return ", ".join(
+            f"{split.topic}-{split.partition}[{split.start_offset}, {split.end_offset})"
+            for split in self.splits
+        )
 
 
 PLANS_BY_SCAN: Final = hasattr(DataSourceReader, "pushLimit")

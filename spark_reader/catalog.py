@@ -36,11 +36,10 @@ from tierlog.record_format.segment_entry import SegmentEntry
 from tierlog.spark_reader import cold_index
 from tierlog.spark_reader.access import Connections
 from tierlog.spark_reader.bounds import AtTime
-from tierlog.spark_reader.gaps import Gaps
 from tierlog.spark_reader.option_values import InvalidOption
 from tierlog.spark_reader.options import NO_LIMITS, ReadOptions
 from tierlog.spark_reader.parallel import map_ahead, parallel_map
-from tierlog.spark_reader.plan import ChunkPiece
+from tierlog.spark_reader.plan import ChunkPiece, Gaps
 from tierlog.spark_reader.stream_offsets import StreamOffsets
 from tierlog.spark_reader.topics import TopicFacts, Topics
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tierlog.record_format.errors import TierlogError
 from tierlog.spark_reader.catalog import PartitionFacts
-from tierlog.spark_reader.gaps import Gaps, first_lost, skip_gap
+from tierlog.spark_reader.plan import Gaps, first_lost, skip_gap
 
 Warn = Callable[[str], None]
 

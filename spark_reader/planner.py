@@ -15,7 +15,6 @@ from tierlog.spark_reader.bounds import EARLIEST, LATEST, AtTime, NoMatch, Offse
 from tierlog.spark_reader.catalog import Catalog, PartitionFacts
 from tierlog.spark_reader.cold_index import may_match
 from tierlog.spark_reader.data_loss import DataLoss, DataLossPolicy, OffsetRange, Warn, clamp
-from tierlog.spark_reader.gaps import count_offsets
 from tierlog.spark_reader.option_values import InvalidOption
 from tierlog.spark_reader.options import ReadOptions
 from tierlog.spark_reader.parallel import parallel_map
@@ -26,6 +25,7 @@ from tierlog.spark_reader.plan import (
     PartitionWork,
     Split,
     TailPiece,
+    count_offsets,
     is_single_split,
     pack_tasks,
     plan_splits,

@@ -34,9 +34,15 @@ from tierlog.record_format.errors import closest_match
 from tierlog.spark_reader import columns
 from tierlog.spark_reader import option_values as read
 from tierlog.spark_reader.access import Access, Connections
-from tierlog.spark_reader.option_table import TYPO_LIKENESS, Option, Use, read_options
 from tierlog.spark_reader.option_values import InvalidOption
-from tierlog.spark_reader.options import TABLE_HINT, access_of
+from tierlog.spark_reader.options import (
+    TABLE_HINT,
+    TYPO_LIKENESS,
+    Option,
+    Use,
+    access_of,
+    read_options,
+)
 from tierlog.spark_reader.sink_batches import (
     COLUMN_TYPES,
     Batch,

@@ -26,14 +26,14 @@ from pyspark.sql.streaming.datasource import (
 from tierlog.host.clock import boottime_ms
 from tierlog.record_format.record_walk import I64_MAX
 from tierlog.spark_reader.access import Connections
+from tierlog.spark_reader.batch_source import SplitPartition
 from tierlog.spark_reader.catalog import PartitionFacts
 from tierlog.spark_reader.data_loss import OffsetRange, log_to_stderr
-from tierlog.spark_reader.gaps import skip_gap
 from tierlog.spark_reader.options import NO_LIMITS, ReadOptions, TriggerLimits
 from tierlog.spark_reader.parallel import parallel_map
+from tierlog.spark_reader.plan import skip_gap
 from tierlog.spark_reader.planner import Planner
 from tierlog.spark_reader.quick_ack import QuickAckOnUnpickle
-from tierlog.spark_reader.source_partition import SplitPartition
 from tierlog.spark_reader.stream_offsets import (
     Backlog,
     PartitionName,

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from tierlog.spark_reader.batch_source import SplitPartition
 from tierlog.spark_reader.options import ReadOptions
 from tierlog.spark_reader.plan import NO_FILTERS, Filters
-from tierlog.spark_reader.source_partition import SplitPartition
 from tierlog.spark_reader.split_reader import SplitReader
 
 
