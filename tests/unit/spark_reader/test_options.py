@@ -173,11 +173,12 @@ def test_kafkas_isolation_and_compression_options_are_fallbacks():
     assert parse_write_options({**to, "compression": "none"}).codec == CODEC_IDS["none"]
 
 
-def test_without_options_the_error_suggests_a_temporary_view():
-    with pytest.raises(
-        InvalidOption, match=r"subscribePattern and assign; .* CREATE TEMPORARY VIEW"
-    ):
-        parse_options({}, streaming=False)
+@pytest.mark.parametrize(
+    "parse_none", [lambda: parse_options({}, streaming=False), lambda: parse_write_options({})]
+)
+def test_without_options_the_error_says_how_a_query_of_a_table_gives_them(parse_none):
+    with pytest.raises(InvalidOption, match=r"CREATE TABLE: .* WITH \('server' .* temporary view"):
+        parse_none()
     with pytest.raises(InvalidOption, match=r"and assign$"):
         parse_options({"server": "http://127.0.0.1:1"}, streaming=False)
 
