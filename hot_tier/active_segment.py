@@ -96,7 +96,7 @@ class PendingWrite:
             return max_timestamp - first
         return now_ms - self._limits.created_ms
 
-    def add(
+    def plan_batch(
         self,
         body: Buffer,
         headers: Sequence[BatchHeader],
@@ -111,7 +111,7 @@ class PendingWrite:
             self.first_timestamp, self.min_timestamp = headers[0].max_timestamp, min_timestamps[0]
             self.record_count = 0
         for header, min_timestamp in zip(headers, min_timestamps, strict=True):
-            self.builder.add(header, position=start + header.position)
+            self.builder.index_batch(header, position=start + header.position)
             self._count(header.record_count, min_timestamp)
         self.buffers.append(body)
         self.end = SegmentEnd(start + len(body), headers[-1].next_offset)
@@ -155,7 +155,7 @@ class ActiveIndex:
         """Replace all entries; those in the file with the next write."""
         self.columns, self._written = columns, 0
 
-    def write(self) -> None:
+    def write_entries(self) -> None:
         """Write the entries that are not in the file yet. Raises OSError; may be repeated."""
         unwritten = self.columns.image(self._written)
         if unwritten:
@@ -164,7 +164,7 @@ class ActiveIndex:
 
     def trim(self) -> None:
         """Write everything and truncate the file to its entries. Raises OSError."""
-        self.write()
+        self.write_entries()
         self._disk.truncate(self._fd, self.columns.size_bytes)
 
     def close(self) -> None:
@@ -225,8 +225,8 @@ class ActiveSegment:
         for entry in time_entries:
             self.times.columns.append(*entry)
         try:
-            self.offsets.write()
-            self.times.write()
+            self.offsets.write_entries()
+            self.times.write_entries()
         except OSError as error:
             if not is_disk_full(error):
                 raise
@@ -279,7 +279,7 @@ class ActiveSegment:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def write(self, pending: PendingWrite, *, now_ms: int) -> None:
+    def write_planned(self, pending: PendingWrite, *, now_ms: int) -> None:
         """Write what was planned. On OSError the segment is unchanged, except for bytes past its
         end in the file.
         """

@@ -71,7 +71,7 @@ def append_all(state: LogState, appends: Sequence[Append]) -> list[Outcome]:
     group = _Group(state)
     for append in appends:
         group.take(append)
-    group.write()
+    group.write_appends()
     return group.outcomes
 
 
@@ -111,7 +111,7 @@ class _Group:
             raise OffsetMismatch(expected_offset=expected_offset or 0, log_end_offset=base_offset)
         self._roll_if_due(batches)
         self._begin_epoch(base_offset)
-        self._pending.add(
+        self._pending.plan_batch(
             batches.body, self._stamp(batches), min_timestamps=self._min_timestamps(batches)
         )
         self._unwritten.append(len(self.outcomes))
@@ -175,7 +175,7 @@ class _Group:
             now_ms=self._now_ms,
         )
         if must_roll:
-            failure = self.write()
+            failure = self.write_appends()
             try:
                 if failure:
                     raise failure
@@ -214,7 +214,7 @@ class _Group:
             return [self._log_append_time] * len(batches.headers)
         return batches.min_timestamps
 
-    def write(self) -> TierlogError | None:
+    def write_appends(self) -> TierlogError | None:
         """Write what is pending; if that fails, the error becomes the outcome of its appends.
 
         Nothing may be added to this plan afterwards.
@@ -229,7 +229,7 @@ class _Group:
 
     def _write_pending(self) -> TierlogError | None:
         try:
-            self._state.active.write(self._pending, now_ms=self._now_ms)
+            self._state.active.write_planned(self._pending, now_ms=self._now_ms)
         except OSError as error:
             return self._on_write_failure(error)
         for producer in self._producers.values():

@@ -270,7 +270,7 @@ class Cleaner:
         self._transactions = CleanedTransactions()
         self._producers: dict[int, Producer] = {}
 
-    def run(self, cleanable: Cleanable) -> CleanedRound:
+    def clean_round(self, cleanable: Cleanable) -> CleanedRound:
         """Clean up to `cleanable.end_offset`, or as far as the table reaches.
 
         Raises Interrupted, CorruptBatch, ConfigurationError (the table cannot hold the keys of a
@@ -416,9 +416,9 @@ class Cleaner:
                     raise checked.with_location(bad, file=segment.name(LOG)) from None
                 changed |= kept is None or kept.header is not last
                 if kept is not None:
-                    cleaned.add(kept.header, kept.body)
+                    cleaned.add_batch(kept.header, kept.body)
         if not cleaned.size_bytes and last is not None:
-            cleaned.add(*emptied(last))
+            cleaned.add_batch(*emptied(last))
             changed = cleaned.size_bytes != sum(segment.end.size_bytes for segment in group)
         return changed
 

@@ -129,7 +129,7 @@ class DeferredProducers:
         self._state = state
         self._headers: dict[int, list[bytes]] = {}
 
-    def add(self, run: HeaderRun) -> None:
+    def defer(self, run: HeaderRun) -> None:
         headers = self._headers
         for producer_id, newer in run.remembered.items():
             older = headers.get(producer_id)
@@ -138,7 +138,7 @@ class DeferredProducers:
             headers[producer_id] = newer
         self._state.producers.end_offset = run.next_offset
 
-    def apply(self) -> None:
+    def apply_deferred(self) -> None:
         """Apply them; required before any other change to the states."""
         states = self._state.producers
         end_offset = states.end_offset
@@ -344,7 +344,7 @@ def _built(state: LogState, segment: Segment) -> Iterator[IndexBuilder]:
 def _add_batches(state: LogState, segment: Segment, builder: IndexBuilder, *, start: int) -> int:
     """Add the batches from the position `start` on; returns where they end."""
     for header in segment.headers(state.files, start=start):
-        builder.add(header, position=header.position)
+        builder.index_batch(header, position=header.position)
         start = header.end_position
     return start
 

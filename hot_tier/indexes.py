@@ -136,7 +136,7 @@ class IndexBuilder:
         self.offset_entries: list[tuple[int, int]] = []
         self.time_entries: list[tuple[int, int]] = []
 
-    def add(self, header: BatchHeader, *, position: int) -> None:
+    def index_batch(self, header: BatchHeader, *, position: int) -> None:
         """The next batch, which begins at `position` in the file."""
         last_offset = header.last_offset
         if header.max_timestamp > self.largest.timestamp:
@@ -147,8 +147,8 @@ class IndexBuilder:
             self.bytes_since_entry = 0
         self.bytes_since_entry += header.size_bytes
 
-    def add_run(self, run: HeaderRun, *, position: int) -> None:
-        """As `add` for each batch of a run whose buffer begins at `position` in the file."""
+    def index_run(self, run: HeaderRun, *, position: int) -> None:
+        """As `index_batch` for each of a run whose buffer begins at `position` in the file."""
         largest, at = self.largest
         since, interval, base_offset = self.bytes_since_entry, self.interval_bytes, self.base_offset
         columns = zip(run.starts, run.ends, run.last_offsets, run.max_timestamps, strict=True)

@@ -203,7 +203,7 @@ def _open_segments(
     epochs_were_lost = not state.epochs.entries
     if not (request.clean and not folder.went_offline and open_clean(state, folder)):
         report.clean = False
-        Recovery(state, folder, request, report).run()
+        Recovery(state, folder, request, report).recover()
     _check_transaction_indexes(state, folder)
     start = state.segments.bases[0]
     if epochs_were_lost and state.log_end_offset > start:

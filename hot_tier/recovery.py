@@ -85,7 +85,7 @@ class Recovery:
         self._deferred = DeferredProducers(state)
         self._cuts = CutFiles(state.folder, folder.cuts, disk=state.disk)
 
-    def run(self) -> None:
+    def recover(self) -> None:
         state = self._state
         items = state.segments.items
         first = sum(segment.end.next_offset <= self._recovery_point for segment in items[:-1])
@@ -115,7 +115,7 @@ class Recovery:
         position, next_offset = 0, segment.base_offset
         try:
             for header in segment.headers(self._state.files):
-                builder.add(header, position=header.position)
+                builder.index_batch(header, position=header.position)
                 position, next_offset = header.end_position, header.next_offset
         except CorruptBatch as bad:
             if next_offset < segment.end.next_offset:
@@ -168,7 +168,7 @@ class Recovery:
                 position, next_offset = header.end_position, header.next_offset
         except CorruptBatch as bad:
             reason = bad.detail
-        self._deferred.apply()
+        self._deferred.apply_deferred()
         if not reason and limit is not None and next_offset < limit and self._flushed_end < limit:
             reason = f"the segment ends at offset {next_offset - 1}, but the next begins at {limit}"
         self._report.checked_bytes += position
@@ -187,19 +187,19 @@ class Recovery:
 
     def _add_run(self, builder: IndexBuilder, placed: PlacedRun) -> None:
         run = placed.run
-        builder.add_run(run, position=placed.position)
+        builder.index_run(run, position=placed.position)
         self._state.epochs.assign_in_memory(run.leader_epoch, run.base_offset)
-        self._deferred.add(run)
+        self._deferred.defer(run)
 
     def _add(self, builder: IndexBuilder, checked: CheckedBatch) -> AbortedTxn | None:
         header = checked.header
         data = b""
         if header.is_control:
             data = checked.chunk[checked.start : checked.start + header.size_bytes]
-        self._deferred.apply()
+        self._deferred.apply_deferred()
         # Before the batch is indexed: its marker may be invalid.
         aborted = apply_batch(self._state.producers, header, data)
-        builder.add(header, position=header.position)
+        builder.index_batch(header, position=header.position)
         self._state.epochs.assign_in_memory(header.leader_epoch, header.base_offset)
         return aborted
 

@@ -217,4 +217,4 @@ class Salvage:
 
     def _write(self, cleaned: CleanedSegment) -> None:
         for batch in fill_lost_ranges(self._pieces(), epoch_of=self._state.epochs.epoch_of):
-            cleaned.add(*batch)
+            cleaned.add_batch(*batch)

@@ -348,7 +348,9 @@ class SealedSegments:
         Raises Interrupted or Throttled (nothing is lost), CorruptDataError, DiskFull,
         LogOfflineError.
         """
-        return Cleaner(self._state, self._reaper, table, hooks or CleanerHooks()).run(cleanable)
+        return Cleaner(self._state, self._reaper, table, hooks or CleanerHooks()).clean_round(
+            cleanable
+        )
 
     def salvage(self, base_offset: int, *, reaches_end: bool) -> Salvage:
         """Repair of a segment with corrupt batches; see `salvage`. Raises UnknownSegment."""

@@ -100,8 +100,8 @@ class CleanedSegment:
     def _path(self, suffix: str) -> Path:
         return staged(self.segment.path(suffix), CLEANED)
 
-    def add(self, header: BatchHeader, body: Buffer) -> None:
-        self._builder.add(header, position=self.size_bytes)
+    def add_batch(self, header: BatchHeader, body: Buffer) -> None:
+        self._builder.index_batch(header, position=self.size_bytes)
         self._records += header.record_count
         self._pending.append(bytes(body))  # a memoryview would keep its whole chunk alive
         self._pending_bytes += len(body)
