@@ -239,7 +239,7 @@ class Broker:
 
     def offload(self, topic: str, *, wait_ms: int | None = None) -> Offloaded:
         """Roll the active segments, upload all rolled segments, then apply retention."""
-        return self._maintenance.offload(self.topic(topic), wait_ms=wait_ms)
+        return self.background.offload_topic(self.topic(topic), wait_ms=wait_ms)
 
     def verify(self, topic: str, *, deep: bool = False) -> VerifyReport:
         """Check both tiers of a topic against the manifest and report the problems.

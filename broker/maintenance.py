@@ -1,4 +1,4 @@
-"""The operator's commands: offload a topic, verify it, repair it, collect its garbage.
+"""The operator's commands: verify a topic, repair it, collect its garbage.
 
 * One verification at a time: it may read every byte of both tiers. One repair at a time: they share
   a scratch folder, and would open a damaged log twice.
@@ -17,7 +17,6 @@ from functools import partial
 import msgspec
 
 from tierlog.broker.background.background_tasks import BackgroundTasks
-from tierlog.broker.background.copier import Offloaded
 from tierlog.broker.bucket import Bucket
 from tierlog.broker.damaged_partition import DamagedPartition
 from tierlog.broker.data_folder import DataFolder
@@ -57,27 +56,6 @@ class Maintenance:
         self._clock = clock
         self._policy = background.janitor.policy
         self._verifying, self._repairing = threading.Lock(), threading.Lock()
-
-    def offload(self, topic: Topic, *, wait_ms: int | None) -> Offloaded:
-        copier, partitions = self._background.copier, list(topic.partitions.values())
-        before = copier.progress(partitions)
-        for partition in partitions:
-            partition.check_leadership()
-            with partition.reporting_defunct():
-                partition.log.roll()
-        copier.reset_backoff(partitions)
-        self._background.copying.wake()
-        if wait_ms is not None and copier.wait_until_done(partitions, timeout_s=wait_ms / 1000):
-            for partition in partitions:
-                with partition.reporting_defunct():
-                    self._background.janitor.maintain(partition)
-                partition.check_leadership()
-        after = copier.progress(partitions)
-        return Offloaded(
-            after.uploaded_segments - before.uploaded_segments,
-            after.uploaded_bytes - before.uploaded_bytes,
-            after.remaining_segments,
-        )
 
     def verify(self, topic: Topic, *, deep: bool) -> VerifyReport:
         with _only_one(self._verifying, "verification"):

@@ -24,7 +24,7 @@ from typing import Final
 import structlog
 
 from tierlog.broker.background.compactor import Compactor, Rehydrator
-from tierlog.broker.background.copier import Copier
+from tierlog.broker.background.copier import Copier, Offloaded
 from tierlog.broker.background.deletions import Deletions
 from tierlog.broker.background.janitor import Janitor
 from tierlog.broker.bucket import Bucket
@@ -36,6 +36,7 @@ from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.ownership.fence_checker import FenceChecker
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.task_failures import RoundTask, TaskFailures
+from tierlog.broker.topics import Topic
 from tierlog.host.retry import backoff_s
 from tierlog.record_format.errors import TierlogError
 
@@ -206,6 +207,28 @@ class BackgroundTasks:
         for task in reversed(self._tasks):
             task.stop(max(0.0, deadline_s - time.monotonic()))
         self.copier.wait_until_idle(timeout_s=max(0.0, deadline_s - time.monotonic()))
+
+    def offload_topic(self, topic: Topic, *, wait_ms: int | None) -> Offloaded:
+        """Roll the active segments, upload all rolled segments, then apply retention."""
+        copier, partitions = self.copier, list(topic.partitions.values())
+        before = copier.progress(partitions)
+        for partition in partitions:
+            partition.check_leadership()
+            with partition.reporting_defunct():
+                partition.log.roll()
+        copier.reset_backoff(partitions)
+        self.copying.wake()
+        if wait_ms is not None and copier.wait_until_done(partitions, timeout_s=wait_ms / 1000):
+            for partition in partitions:
+                with partition.reporting_defunct():
+                    self.janitor.maintain(partition)
+                partition.check_leadership()
+        after = copier.progress(partitions)
+        return Offloaded(
+            after.uploaded_segments - before.uploaded_segments,
+            after.uploaded_bytes - before.uploaded_bytes,
+            after.remaining_segments,
+        )
 
     def copy_round(self) -> None:
         if self._bucket is None or not self._bucket.store_status.poll():

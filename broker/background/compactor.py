@@ -32,7 +32,7 @@ import structlog
 from tierlog.broker.bucket import Bucket
 from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.partition import Partition
-from tierlog.broker.repair.rebuilt_segment import object_pieces, rebuilt_segment, snapshot_before
+from tierlog.broker.rebuilt_segment import object_pieces, rebuilt_segment, snapshot_before
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.task_failures import TaskFailures
 from tierlog.host.retry import backoff_s

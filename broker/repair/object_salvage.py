@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from tierlog.broker.repair.rebuilt_segment import PIECE_BYTES
+from tierlog.broker.rebuilt_segment import PIECE_BYTES
 from tierlog.cold_tier.ranged_reader import read_range
 from tierlog.hot_tier.bad_sectors import SECTOR_BYTES
 from tierlog.hot_tier.batch_walk import CheckedBatch

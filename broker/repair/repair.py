@@ -34,10 +34,7 @@ import msgspec
 import structlog
 
 from tierlog.broker.partition import Partition
-from tierlog.broker.repair.bucket_check import CheckOptions, check_partition
-from tierlog.broker.repair.corrupt_segments import CorruptSegments, InBucket
-from tierlog.broker.repair.object_salvage import ObjectSalvage
-from tierlog.broker.repair.rebuilt_segment import (
+from tierlog.broker.rebuilt_segment import (
     PIECE_BYTES,
     indexes_of,
     object_pieces,
@@ -46,6 +43,9 @@ from tierlog.broker.repair.rebuilt_segment import (
     verified_pieces,
     with_producers_of,
 )
+from tierlog.broker.repair.bucket_check import CheckOptions, check_partition
+from tierlog.broker.repair.corrupt_segments import CorruptSegments, InBucket
+from tierlog.broker.repair.object_salvage import ObjectSalvage
 from tierlog.broker.repair.repair_step import ACCEPT_LOSS, Action, RepairStep, spans_of
 from tierlog.cold_tier.index_bundle import ParsedBundle
 from tierlog.cold_tier.segment_check import check_segment
