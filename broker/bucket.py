@@ -32,14 +32,12 @@ from tierlog.cold_tier.segment_uploader import (
 )
 from tierlog.host.clock import boottime_ms
 from tierlog.hot_tier.log_config import LogConfig
-from tierlog.hot_tier.segment import SegmentFiles
 from tierlog.manifest.codec import PageCache
 from tierlog.manifest.keys import PartitionKeys, topic_folder
 from tierlog.manifest.store import ManifestStore, StoreOptions
 from tierlog.manifest.topic_objects import TopicObjects
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import FencedError, StoreUnavailable, TierlogError
-from tierlog.record_format.segment_entry import SegmentEntry
 
 log = structlog.get_logger(__name__)
 
@@ -75,6 +73,15 @@ class Bucket:
         )
         self._throttle = UploadThrottle(settings.offload_bandwidth or None)
         self.store_status = StoreStatus(folder, store, settings, clock=clock)
+        self._uploader = SegmentUploader(
+            store,
+            limits=UploadLimits(
+                part_bytes=settings.offload_part_bytes, chunk_bytes=settings.cache_chunk_bytes
+            ),
+            reads_back=self.store_status.reads_back,
+            pace=self._throttle,
+            checkpoints=self._uploads,
+        )
         self._foreign_topics: set[str] = set()  # ids of topics that another folder owns
         self._publishing = threading.Lock()  # held while a live topic's object is written
 
@@ -100,21 +107,6 @@ class Bucket:
             raise
         return bucket
 
-    def _upload(self, files: SegmentFiles, *, folder: str, leader_epoch: int) -> SegmentEntry:
-        traits = self.store_status.traits
-        assert traits is not None, "nothing is uploaded before the store is verified"
-        uploader = SegmentUploader(
-            self.store,
-            limits=UploadLimits(
-                part_bytes=self._settings.offload_part_bytes,
-                chunk_bytes=self._settings.cache_chunk_bytes,
-            ),
-            read_back_whole=traits.read_back_whole,
-            pace=self._throttle,
-            checkpoints=self._uploads,
-        )
-        return uploader.upload_segment(files, folder=folder, leader_epoch=leader_epoch)
-
     # --- partitions -------------------------------------------------------------------------------
 
     def find_cold_log(self, record: TopicRecord, partition: int) -> ColdLog | None:
@@ -127,7 +119,7 @@ class Bucket:
         return ColdLog(
             manifests,
             self.reader,
-            self._upload,
+            self._uploader,
             bucket_state=bucket_state,
             store_status=self.store_status,
             silence=self.silence,

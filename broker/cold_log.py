@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -24,6 +24,7 @@ from tierlog.broker.ownership.owner_check import OwnerCheck, Silence
 from tierlog.broker.ownership.ownership import Ownership
 from tierlog.broker.store_status import StoreStatus
 from tierlog.cold_tier.cold_reader import ColdReader
+from tierlog.cold_tier.segment_uploader import SegmentUploader
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.segment import SegmentFiles
 from tierlog.manifest import transitions
@@ -36,10 +37,6 @@ from tierlog.record_format.errors import CorruptDataError, FieldProblem, Invalid
 from tierlog.record_format.segment_entry import SegmentEntry
 
 
-class Upload(Protocol):
-    def __call__(self, files: SegmentFiles, *, folder: str, leader_epoch: int) -> SegmentEntry: ...
-
-
 class ColdLog(ColdReads):
     """`ownership` guards every write to the bucket."""
 
@@ -49,7 +46,7 @@ class ColdLog(ColdReads):
         self,
         manifests: ManifestStore,
         reader: ColdReader,
-        upload: Upload,
+        uploader: SegmentUploader,
         *,
         bucket_state: BucketState,
         store_status: StoreStatus,
@@ -57,7 +54,7 @@ class ColdLog(ColdReads):
         clock: Callable[[], int],
     ) -> None:
         super().__init__(manifests, reader, bucket_state=bucket_state, store_status=store_status)
-        self._upload, self._clock = upload, clock
+        self._uploader, self._clock = uploader, clock
         self._pins = Pins(manifests, clock=clock)
         self.ownership = Ownership(manifests, bucket_state, clock=clock)
         self.owner_check = OwnerCheck(self.ownership, silence)
@@ -152,7 +149,7 @@ class ColdLog(ColdReads):
         """
         try:
             with raising_disk_full(files.log):
-                return self._upload(
+                return self._uploader.upload_segment(
                     files, folder=self._manifests.keys.segments, leader_epoch=self.ownership.epoch
                 )
         except OSError as error:  # of the local file: the store raises its own errors

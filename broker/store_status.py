@@ -108,6 +108,11 @@ class StoreStatus:
     def is_verified(self) -> bool:
         return self.traits is not None
 
+    def reads_back(self) -> bool:
+        """Whether what is uploaded is read back whole: the store's own checksums are not enough."""
+        assert self.traits is not None, "nothing is uploaded before the store is verified"
+        return self.traits.read_back_whole
+
     @property
     def is_reachable(self) -> bool:
         """As last observed; does not contact the store."""

@@ -87,7 +87,8 @@ class _Log(NamedTuple):
 
 
 class SegmentUploader:
-    """`read_back_whole`: the store does not check checksums, or does not return them.
+    """`reads_back` tells, at each upload, whether whole objects are read back, because the store
+    does not check checksums or does not return them.
 
     `pace(n)` is called before `n` bytes are sent and may block. With `checkpoints`, interrupted
     uploads can be resumed.
@@ -98,12 +99,12 @@ class SegmentUploader:
         store: ObjectStore,
         *,
         limits: UploadLimits,
-        read_back_whole: bool = False,
+        reads_back: Callable[[], bool] = lambda: False,
         pace: Callable[[int], None] | None = None,
         checkpoints: UploadCheckpoints | None = None,
     ) -> None:
         self._store, self._limits, self._checkpoints = store, limits, checkpoints
-        self._read_back_whole, self._pace = read_back_whole, pace
+        self._reads_back, self._pace = reads_back, pace
 
     def upload_segment(
         self, files: SegmentFiles, *, folder: str, leader_epoch: int
@@ -223,7 +224,7 @@ class SegmentUploader:
             raise StoreUnavailable(
                 f"{stat.key}: stored with {stat.size_bytes} of {size_bytes} bytes"
             )
-        if stat.crc32c is not None and not self._read_back_whole:
+        if stat.crc32c is not None and not self._reads_back():
             if stat.crc32c != crc32c:
                 raise StoreUnavailable(
                     f"{stat.key}: stored with CRC-32C {stat.crc32c:08x}, not {crc32c:08x}"

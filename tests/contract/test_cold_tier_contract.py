@@ -19,7 +19,7 @@ def test_the_probe_finds_the_traits_of_each_store(store, store_kind):
 @pytest.mark.parametrize("batches", [1, 40, 2500])
 def test_an_uploaded_segment_is_read_back_unchanged(store, store_kind, tmp_path, batches):
     written = write_segment(tmp_path / "log", batches=batches, records=20)
-    segment = upload(store, written, chunk_bytes=100_000, read_back_whole=store_kind == "moto")
+    segment = upload(store, written, chunk_bytes=100_000, reads_back=lambda: store_kind == "moto")
     reader = ColdReader(store, ChunkCache(tmp_path / "cache", limit_bytes=1 << 26))
     offset, body = 0, b""
     while offset <= segment.last_offset:

@@ -289,6 +289,7 @@ def test_no_segment_is_deleted_below_a_log_start_that_is_not_durable(harness, mo
     harness.wait_for(lambda: harness.broker.partition("a", 0).cold.ownership.claimed)
     for task in harness.broker.background._tasks:
         task.stop(10)
+    assert harness.broker.background.copier.wait_until_idle(timeout_s=20)
     fill(harness, "a", segments=3)
     partition, janitor = harness.broker.partition("a", 0), harness.broker.background.janitor
     before = [one.base_offset for one in partition.log.segments()]

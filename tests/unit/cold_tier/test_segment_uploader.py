@@ -76,7 +76,7 @@ def test_an_upload_to_a_store_without_checksums_is_read_back(store, written, mon
 
 
 def test_an_upload_is_read_back_if_the_store_ignores_checksums(store, written):
-    uploaded = upload(store, written, read_back_whole=True)
+    uploaded = upload(store, written, reads_back=lambda: True)
     assert ("get_range", uploaded.log_key) in store.calls
 
 
