@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import msgspec
 import typer
 
-from tierlog.cli.client_options import OutputOption, client_command
+from tierlog.cli.options import OutputOption, client_command
 from tierlog.cli.output import Output, progress_bar
 from tierlog.host.clock import wall_clock_ms
 
 if TYPE_CHECKING:
     from tierlog.client import Client
-
-app = typer.Typer(add_completion=False)
 
 Records = Annotated[int, typer.Option("--records", min=1, help="Total number of records.")]
 RecordBytes = Annotated[int, typer.Option("--record-bytes", min=1, help="Size of each value.")]
@@ -66,7 +64,6 @@ class Work(NamedTuple):
     seconds: float
 
 
-@app.command()
 @client_command
 def bench(
     client: Client,

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 import typer
 
-from tierlog.cli.client_options import TopicArgument, client_command
-from tierlog.cli.completion import complete_group
+from tierlog.cli.options import TopicArgument, client_command, complete_group
 from tierlog.cli.output import for_stdout
 from tierlog.client.calls import Isolation
 from tierlog.client.records import json_member
@@ -27,8 +26,6 @@ from tierlog.record_format.errors import InvalidRequest
 if TYPE_CHECKING:
     from tierlog.client import Client, ConsumedRecord, Limits
     from tierlog.client.responses import FetchedBatches
-
-app = typer.Typer(add_completion=False)
 
 MAX_FETCH_BYTES = 4 << 20
 _BATCHES_ALONE = (
@@ -88,7 +85,6 @@ FormatOption = Annotated[
 ]
 
 
-@app.command()
 @client_command
 def consume(
     client: Client,

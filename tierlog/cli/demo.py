@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from tierlog.demo.processes import ChildProcess
     from tierlog.demo.spark import StartingSession
 
-app = typer.Typer(add_completion=False)
-
 TOPIC = "flights"
 PARTITIONS = 3
 SEGMENT_BYTES = 4 << 20
@@ -93,7 +91,6 @@ class Stage:
         return {"store": self.store, "endpoint": self.endpoint, "subscribe": TOPIC}
 
 
-@app.command()
 def demo(
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave everything running at the end.")
@@ -292,7 +289,7 @@ def _flight(value: bytes | None) -> str:
 
 
 def _started_spark(stage: Stage, options: dict[str, str]) -> Any:
-    from tierlog.cli.spark_options import silence_interrupts
+    from tierlog.cli.on_spark import silence_interrupts
     from tierlog.demo.spark import warm_up
 
     silence_interrupts()

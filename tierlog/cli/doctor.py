@@ -19,11 +19,9 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from tierlog.cli.client_options import CaFile, OutputOption, Token, TokenFile
+from tierlog.cli.options import CaFile, OutputOption, Token, TokenFile
 from tierlog.cli.output import FOUND_PROBLEMS, Output, format_size
 from tierlog.extras import OPTIONAL_PACKAGES
-
-app = typer.Typer(add_completion=False)
 
 SYNCS = 20
 MIN_FREE_BYTES = 1 << 30
@@ -37,7 +35,6 @@ class Verdict(NamedTuple):
     detail: str
 
 
-@app.command()
 def doctor(
     *,
     data_dir: Annotated[

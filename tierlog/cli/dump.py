@@ -12,10 +12,8 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from tierlog.cli.bucket_options import BucketOptions, EndpointOption, RegionOption
+from tierlog.cli.options import BucketOptions, EndpointOption, RegionOption
 from tierlog.cli.output import FOUND_PROBLEMS, Output, for_stdout, note, print_json, write
-
-app = typer.Typer(add_completion=False)
 
 
 class Source(NamedTuple):
@@ -25,7 +23,6 @@ class Source(NamedTuple):
     name: str
 
 
-@app.command()
 def dump(
     files: Annotated[
         list[str],
@@ -125,9 +122,8 @@ def _known_files(path: Path) -> list[Path]:
 
 
 def _print(source: Source, *, records: bool, data: bool, as_json: bool) -> None:
-    from tierlog.dump.json_lines import to_json_line
+    from tierlog.dump.formats import to_json_line, to_text
     from tierlog.dump.reader import read_items
-    from tierlog.dump.text import to_text
 
     safe = for_stdout()
     for item in read_items(source.file, with_records=records):

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tierlog.cli.client_options import OutputOption, YesOption, client_command, confirm
-from tierlog.cli.completion import complete_group
+from tierlog.cli.options import OutputOption, YesOption, client_command, complete_group, confirm
 from tierlog.cli.output import Output, note, print_json
 
 if TYPE_CHECKING:

@@ -17,10 +17,13 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from tierlog.cli.client_options import OutputOption, TopicArgument, client_command
+from tierlog.cli.options import OutputOption, TopicArgument, client_command
 from tierlog.cli.output import Output, note, print_json
-from tierlog.cli.record_sources import (
+from tierlog.cli.produce_input import (
     Format,
+    Item,
+    LiveInput,
+    RequestBatcher,
     csv_rows,
     format_of,
     full_lines,
@@ -28,15 +31,12 @@ from tierlog.cli.record_sources import (
     ndjson,
     parquet_rows,
 )
-from tierlog.cli.request_batcher import Item, LiveInput, RequestBatcher
 from tierlog.client.calls import Acks
 from tierlog.client.wire import NDJSON
 
 if TYPE_CHECKING:
     from tierlog.client import Client
     from tierlog.client.responses import ProduceResponse, ProduceResult
-
-app = typer.Typer(add_completion=False)
 
 MAX_REQUEST_BYTES = 1 << 20
 MAX_BATCHES_BYTES = 16 << 20
@@ -79,7 +79,6 @@ BatchRecords = Annotated[
 ]
 
 
-@app.command()
 @client_command
 def produce(
     client: Client,

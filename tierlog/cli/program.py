@@ -49,7 +49,7 @@ class Entry(NamedTuple):
 
 COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
     {
-        "dev": Entry("dev", "Run a broker with an embedded store; no flags needed.", "Broker"),
+        "dev": Entry("serve", "Run a broker with an embedded store; no flags needed.", "Broker"),
         "serve": Entry("serve", "Run a broker on a data folder and a bucket.", "Broker"),
         "demo": Entry(
             "demo",
@@ -71,16 +71,16 @@ COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
         "bench": Entry("bench", "Measure a broker's produce and fetch rates.", "Broker"),
         "top": Entry("top", "Show what a broker is doing right now.", "Broker"),
         "replay": Entry(
-            "replay",
+            "on_spark",
             "Copy a topic's records to Parquet, JSON or another topic.",
             "On Spark",
             "spark",
         ),
         "stats": Entry(
-            "stats", "Count records, bytes, keys and sizes by hour.", "On Spark", "spark"
+            "on_spark", "Count records, bytes, keys and sizes by hour.", "On Spark", "spark"
         ),
         "spark-zip": Entry(
-            "spark_zip", "Write tierlog's code as one zip, for executors.", "On Spark"
+            "on_spark", "Write tierlog's code as one zip, for executors.", "On Spark"
         ),
         "dump": Entry("dump", "Print or verify a log's files, as kafka-dump-log does.", "Storage"),
         "token": Entry(
@@ -115,9 +115,12 @@ class Commands(TyperGroup):
 
 
 def load_command(name: str) -> Any:
-    """Import a command or group: the `app` of its module."""
+    """Import a command, a function with its name, or a group, the `app` of its module."""
     module = import_module(f"tierlog.cli.{COMMANDS[name].module}")
-    command = typer.main.get_command(module.app)
+    if (app := getattr(module, "app", None)) is None:
+        app = typer.Typer(add_completion=False)
+        app.command()(getattr(module, name.replace("-", "_")))
+    command = typer.main.get_command(app)
     command.name, command.help = name, command.help or COMMANDS[name].summary
     _prepare_help(command)
     return command

@@ -1,8 +1,11 @@
-"""`tierlog serve`: a broker on a data folder and a bucket. Its flags are the table of settings."""
+"""`tierlog serve` and `tierlog dev`: a broker on a data folder and a bucket, or with an embedded
+store, for one person on one machine. The flags of `serve` are the table of settings.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from dataclasses import make_dataclass
 from pathlib import Path
@@ -10,11 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tierlog.cli.option_groups import takes
+from tierlog.cli.options import takes
+from tierlog.client.wire import DEFAULT_SERVER
 from tierlog.setting_table import MIB, TABLE, Kind, Part, Setting
 from tierlog.settings import default_of
-
-app = typer.Typer(add_completion=False)
 
 _PANELS = {
     Part.SERVE: "HTTP",
@@ -57,7 +59,6 @@ def _field(setting: Setting) -> tuple[str, Any, None]:
 Flags = make_dataclass("Flags", [_field(setting) for setting in TABLE], frozen=True)
 
 
-@app.command()
 @takes(Flags)
 def serve(
     flags: Any,
@@ -88,3 +89,45 @@ def serve(
         print(where, file=sys.stderr, flush=True)
 
     run_broker(loaded, announce=announce, verbose=verbose)
+
+
+def dev(
+    data_dir: Annotated[
+        Path, typer.Option(help="Folder for the logs (data) and the embedded store (bucket).")
+    ] = Path(".tierlog"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1.")] = 8640,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Log each request, and each request to the store.")
+    ] = False,
+) -> None:
+    """Run a broker with an embedded store; no flags needed. Its files are kept when it stops."""
+    from tierlog import settings
+    from tierlog.cli.broker_process import run_broker
+    from tierlog.cli.logs import configure_logs
+
+    folder = data_dir.absolute()
+    flags = {
+        "data.dir": folder / "data",
+        "store": (folder / "bucket").as_uri(),
+        "listen": f"127.0.0.1:{port}",
+    }
+    configure_logs(verbose=verbose)
+    loaded = settings.load(flags, os.environ, None)
+    run_broker(loaded, announce=lambda url: _announce(url, folder), verbose=verbose)
+
+
+def _announce(url: str, folder: Path) -> None:
+    server = "" if url == DEFAULT_SERVER else f" --server {shlex.quote(url)}"
+    sys.stdout.write(
+        f"""
+  tierlog listens on {url}
+  logs and bucket in {folder}; Ctrl-C stops it
+
+  Try, in another terminal:
+    tierlog topic create hello{server}
+    echo "it works" | tierlog produce hello{server}
+    tierlog consume hello{server}
+
+"""
+    )
+    sys.stdout.flush()

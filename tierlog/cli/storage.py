@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from tierlog.cli import storage_check, storage_manifest, storage_pins, storage_repair
-from tierlog.cli.bucket_options import BucketOptions
-from tierlog.cli.client_options import (
+from tierlog.cli import storage_check, storage_manifest, storage_repair
+from tierlog.cli.options import (
+    BucketOptions,
     ClientOrBucket,
     OutputOption,
     TopicArgument,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tierlog.client.responses import OffloadResult, Segment
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
-for part in (storage_manifest, storage_check, storage_repair, storage_pins):
+for part in (storage_manifest, storage_check, storage_repair):
     app.add_typer(part.app)
 
 Partition = Annotated[

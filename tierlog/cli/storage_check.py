@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from tierlog.cli.bucket_options import BucketOptions
-from tierlog.cli.client_options import (
+from tierlog.cli.on_spark import ConfOption, MasterOption, SourceOptions, job, task_bar
+from tierlog.cli.options import (
+    BucketOptions,
     ClientOrBucket,
     OutputOption,
     TopicOrAll,
@@ -30,7 +31,6 @@ from tierlog.cli.output import (
     print_json,
     progress_bar,
 )
-from tierlog.cli.spark_options import ConfOption, MasterOption, SourceOptions, job, task_bar
 from tierlog.cli.table import print_table
 from tierlog.host.clock import wall_clock_ms
 from tierlog.record_format.errors import CorruptDataError, UnknownTopic

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tierlog.cli.client_options import OutputOption
-from tierlog.cli.option_groups import setting_option
+from tierlog.cli.options import OutputOption, setting_option
 from tierlog.cli.output import Output, format_time, note, print_json, write
 from tierlog.host.clock import wall_clock_ms
 

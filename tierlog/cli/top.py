@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 import msgspec
 import typer
 
-from tierlog.cli.client_options import OutputOption, client_command
+from tierlog.cli.options import OutputOption, client_command
 from tierlog.cli.output import Output, format_size, print_json
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tierlog.client import Client
-
-app = typer.Typer(add_completion=False)
 
 Every = Annotated[
     float, typer.Option("--every", min=0.1, max=86_400, help="Seconds between updates.")
@@ -186,7 +184,6 @@ def _topics(two: Between) -> list[TopicLoad]:
     return found
 
 
-@app.command()
 @client_command
 def top(
     client: Client,

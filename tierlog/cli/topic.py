@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tierlog.cli.bucket_options import BucketOptions
-from tierlog.cli.client_options import (
+from tierlog.cli.options import (
+    BucketOptions,
     ClientOrBucket,
     OutputOption,
     YesOption,
     client_command,
     client_or_bucket_command,
+    complete_topic,
     confirm,
 )
-from tierlog.cli.completion import complete_topic
 from tierlog.cli.output import FOUND_PROBLEMS, Output, format_size, note, print_json
 from tierlog.cli.table import print_table
 from tierlog.record_format.errors import CorruptDataError

@@ -14,8 +14,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from tierlog.dump.items import BatchItem, Item, Problem, RecordItem
-from tierlog.dump.reader import LogFile, base_offset_of, kind_of, read_items
+from tierlog.dump.reader import (
+    BatchItem,
+    Item,
+    LogFile,
+    Problem,
+    RecordItem,
+    base_offset_of,
+    kind_of,
+    read_items,
+)
 from tierlog.record_format.batch import BatchHeader
 from tierlog.record_format.errors import CorruptBatch
 from tierlog.record_format.index_layouts import OffsetEntry, TimeEntry

@@ -15,18 +15,8 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from struct import Struct
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
-from tierlog.dump.items import (
-    BatchItem,
-    Empty,
-    FileBegin,
-    Gaps,
-    Item,
-    Line,
-    Problem,
-    RecordItem,
-)
 from tierlog.record_format.batch import (
     HEADER_SIZE,
     LOG_APPEND_TIME,
@@ -36,6 +26,7 @@ from tierlog.record_format.batch import (
     parse_header,
 )
 from tierlog.record_format.checkpoint_files import (
+    ProducerEntry,
     format_topic_id,
     parse_epoch_checkpoint,
     parse_offset_checkpoint,
@@ -43,17 +34,72 @@ from tierlog.record_format.checkpoint_files import (
     parse_properties,
     parse_snapshot,
 )
-from tierlog.record_format.control import control_type, end_marker
+from tierlog.record_format.control import EndMarker, control_type, end_marker
 from tierlog.record_format.decode import Record, decode_batch
 from tierlog.record_format.errors import CorruptBatch, CorruptDataError, RequestError
 from tierlog.record_format.index_layouts import (
     OFFSET_ENTRY,
     TIME_ENTRY,
     TXN_ENTRY_SIZE,
+    AbortedTxn,
     OffsetEntry,
     TimeEntry,
     parse_txn_index,
 )
+
+
+class FileBegin(NamedTuple):
+    """`start_offset`: only for a `.log`."""
+
+    name: str
+    start_offset: int | None = None
+
+
+class Empty(NamedTuple):
+    """An offset index without entries: Kafka reports this only for this kind of file."""
+
+    name: str
+
+
+class BatchItem(NamedTuple):
+    header: BatchHeader
+    crc_matches: bool
+
+
+class RecordItem(NamedTuple):
+    """A record of the preceding batch."""
+
+    record: Record
+    sequence: int
+    is_log_append_time: bool
+    control_type: int | None = None
+    marker: EndMarker | None = None
+
+
+class Line(NamedTuple):
+    """An entry of one of Kafka's text files, by member."""
+
+    members: tuple[tuple[str, str | int], ...]
+
+
+class Gaps(NamedTuple):
+    """Where offsets are not consecutive: normal after compaction, otherwise a fault."""
+
+    name: str
+    pairs: tuple[tuple[int, int], ...]
+    more: int = 0
+
+
+class Problem(NamedTuple):
+    """Something wrong in the file; a dump continues after it if it can."""
+
+    file: str
+    detail: str
+
+
+Entry = OffsetEntry | TimeEntry | AbortedTxn | ProducerEntry | Line
+Item = FileBegin | Empty | BatchItem | RecordItem | Entry | Gaps | Problem
+
 
 READ_BYTES: Final = 1 << 20
 _SEGMENT_FILE: Final = re.compile(

@@ -8,7 +8,7 @@ import httpx2
 
 import tierlog.client
 from tests.fakes.two_tiers import two_tiers
-from tierlog.cli.bucket_options import BucketOptions
+from tierlog.cli.options import BucketOptions
 from tierlog.client import Client
 from tierlog.host.retry import OUTAGE_POLICY, READ_POLICY
 from tierlog.object_store.s3_connection import S3Options

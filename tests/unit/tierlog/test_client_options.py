@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 import tierlog
-from tierlog.cli.client_options import ClientOptions, _near_topic, _with_client
+from tierlog.cli.options import ClientOptions, _near_topic, _with_client
 from tierlog.client import NotOfferedHere
 
 

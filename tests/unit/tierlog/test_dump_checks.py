@@ -7,8 +7,7 @@ import pytest
 
 from tests.unit.record_format import golden
 from tierlog.dump.checks import find_problems
-from tierlog.dump.items import Problem
-from tierlog.dump.reader import UnknownFileKind, read_items
+from tierlog.dump.reader import Problem, UnknownFileKind, read_items
 
 FIXTURES = golden.ROOT
 FILES = sorted(

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from tests.unit.record_format import golden
+from tierlog.dump.formats import to_text
 from tierlog.dump.reader import read_items
-from tierlog.dump.text import to_text
 
 
 def test_dump_prints_what_kafka_prints():

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tierlog.cli.option_groups import takes, with_group
+from tierlog.cli.options import takes, with_group
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from tierlog.cli.request_batcher import Item, LiveInput, RequestBatcher
+from tierlog.cli.produce_input import Item, LiveInput, RequestBatcher
 from tierlog.record_format.errors import InvalidRecord, TierlogError, UnknownTopic
 
 

@@ -7,8 +7,8 @@ from urllib.request import url2pathname
 
 import pytest
 
+from tierlog.cli.on_spark import job
 from tierlog.cli.program import run
-from tierlog.cli.spark_options import job
 
 
 @pytest.fixture

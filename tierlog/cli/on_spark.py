@@ -1,0 +1,421 @@
+"""The commands that run on Spark, and what they share: the source's options, the session, a bar.
+
+* Options have the same names as in the other commands; all others of the source are given by
+  `--option NAME=VALUE`.
+* Without `--server`, only the bucket is read.
+* Without `--token-file`, every process that connects to the broker, here or on an executor, takes
+  the token from its own environment, as `tierlog.Client` does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tierlog.cli.options import (
+    EndpointOption,
+    OutputOption,
+    RegionOption,
+    TokenFile,
+    TopicArgument,
+    setting_option,
+    takes,
+)
+from tierlog.cli.output import (
+    Output,
+    format_size,
+    format_time,
+    note,
+    print_json,
+    print_members,
+    progress_bar,
+)
+from tierlog.cli.table import print_table
+from tierlog.record_format.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from tierlog.spark_reader.jobs.replay import ToFiles, ToTopic
+    from tierlog.spark_reader.jobs.session import Progress
+    from tierlog.spark_reader.jobs.stats import HourStats
+
+
+StoreOption = Annotated[
+    str | None, setting_option("store", metavar="URL", help="The bucket: s3://… or file:///….")
+]
+ServerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        envvar="TIERLOG_SERVER",
+        help="The broker, for records not in the bucket yet; by default only the bucket is read.",
+        metavar="URL",
+    ),
+]
+MasterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--master",
+        help="Spark's master; by default that of spark-submit, else this machine's cores.",
+        metavar="URL",
+    ),
+]
+ConfOption = Annotated[
+    list[str] | None,
+    typer.Option("--conf", help="A Spark setting; may be repeated.", metavar="KEY=VALUE"),
+]
+SourceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option", help="Any other option of the source; may be repeated.", metavar="NAME=VALUE"
+    ),
+]
+PartitionsOption = Annotated[
+    list[int] | None,
+    typer.Option("--partition", "-p", min=0, help="A partition; may be repeated. All by default."),
+]
+FromTimeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from-time", metavar="TIME", help="Start at the first record at or after this time."
+    ),
+]
+ToTimeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--to-time", metavar="TIME", help="End before the first record at or after this time."
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """Which records, from where, and on which cluster."""
+
+    from_time: FromTimeOption = None
+    to_time: ToTimeOption = None
+    partition: PartitionsOption = None
+    store: StoreOption = None
+    server: ServerOption = None
+    endpoint: EndpointOption = None
+    region: RegionOption = None
+    token_file: TokenFile = None
+    option: SourceOption = None
+    master: MasterOption = None
+    conf: ConfOption = None
+
+    def of(self, topic: str, more: Mapping[str, str | None] | None = None) -> dict[str, str]:
+        """The options of the Spark source. `--option` takes precedence."""
+        given: dict[str, str | None] = {
+            "store": self.store,
+            "server": self.server,
+            "endpoint": self.endpoint,
+            "region": self.region,
+            "tokenFile": None if self.token_file is None else str(self.token_file),
+            "subscribe": None if self.partition else topic,
+            "assign": json.dumps({topic: sorted(self.partition)}) if self.partition else None,
+            "tier": None if self.server else "cold",
+            "startingTimestamp": self.from_time,
+            "endingTimestamp": self.to_time,
+            # A partition whose records are all older contributes none.
+            "startingOffsetsByTimestampStrategy": "latest" if self.from_time else None,
+            **(more or {}),
+            **pairs(self.option),
+        }
+        if given["store"] is None and given["server"] is None:
+            raise typer.BadParameter("no source: give --store URL, or --server URL, or both")
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def pairs(given: Sequence[str] | None) -> dict[str, str]:
+    """Parse each `NAME=VALUE`."""
+    found: dict[str, str] = {}
+    for text in given or ():
+        name, sign, value = text.partition("=")
+        if not sign or not name:
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE")
+        found[name] = value
+    return found
+
+
+@contextmanager
+def job(name: str, *, master: str | None, conf: Sequence[str] | None) -> Iterator[Any]:
+    """A Spark session for a command; Spark's failures become errors of one line."""
+    try:
+        from pyspark.errors import PySparkException
+
+        from tierlog.spark_reader.jobs.session import job_session
+    except ImportError as error:
+        text = f"{name} runs on Spark: pip install 'tierlog[spark]' ({error})"
+        raise ConfigurationError(text) from error
+    silence_interrupts()
+    # PySpark leaves its JVM running if its start is interrupted, but not if it is ended.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with job_session(name, master=master, config=_quiet(pairs(conf))) as session:
+            yield session
+    except PySparkException as error:
+        raise ConfigurationError(_last_line(str(error))) from error
+
+
+def silence_interrupts() -> None:
+    """Filter the tracebacks that py4j logs on Ctrl-C: of the call that waits for Spark, and of
+    Spark's own handler, which uses the same connection.
+    """
+    logging.getLogger().addFilter(_is_not_interrupt)
+
+
+def _is_not_interrupt(record: logging.LogRecord) -> bool:
+    return not record.getMessage().endswith(" while sending command.")
+
+
+def _quiet(config: dict[str, str]) -> dict[str, str]:
+    """Disable Spark's log, ten lines at the start and a hundred for each failed task, unless a log
+    level is given; the command reports a failure in one line.
+    """
+    if "spark.log.level" in config:
+        return config
+    silent = Path(str(files("tierlog.spark_reader.jobs"))).joinpath("no_log.properties").as_uri()
+    return {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={silent}", **config}
+
+
+_OUR_ERRORS = ("record_format.", "spark_reader.", "tierlog.")
+
+
+def _last_line(text: str) -> str:
+    """The last line of a Python traceback inside Spark's error."""
+    before_java = text.partition("\n\tat ")[0].partition("JVM stacktrace")[0]
+    lines = [line.strip() for line in before_java.splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith(_OUR_ERRORS)]
+    if ours:  # without the class name
+        return ours[-1].partition(": ")[2] or ours[-1]
+    reasons = [line for line in lines if not line.startswith("SQLSTATE:")]
+    return (reasons or [text])[-1]
+
+
+@contextmanager
+def task_bar(title: str) -> Iterator[Progress | None]:
+    """A progress bar of Spark's tasks, on a terminal."""
+    with progress_bar(title) as move:
+        shown: Progress = lambda done, tasks: move(completed=done, total=tasks)  # noqa: E731
+        yield shown if sys.stderr.isatty() else None
+
+
+_ONE_TARGET = "One of --to-parquet, --to-json and --to-topic."
+
+ToParquet = Annotated[str | None, typer.Option(metavar="FOLDER", help=_ONE_TARGET)]
+ToJson = Annotated[str | None, typer.Option(metavar="FOLDER", help=_ONE_TARGET)]
+ToTopicOption = Annotated[str | None, typer.Option(metavar="NAME", help=_ONE_TARGET)]
+Notes = Annotated[
+    str | None,
+    typer.Option(metavar="FOLDER", help="With --to-topic: a folder that records the progress."),
+]
+ToServer = Annotated[
+    str | None, typer.Option(metavar="URL", help="With --to-topic; --server by default.")
+]
+ByKey = Annotated[
+    bool,
+    typer.Option(
+        "--by-key",
+        help="With --to-topic: choose partitions by key, instead of keeping their numbers.",
+    ),
+]
+Base64 = Annotated[
+    bool,
+    typer.Option("--base64", help="With --to-json: write bytes as base64 instead of text."),
+]
+Headers = Annotated[
+    bool, typer.Option("--headers", help="With files: also write a column `headers`.")
+]
+FromOffset = Annotated[int | None, typer.Option(min=0, help="With --partition; inclusive.")]
+ToOffset = Annotated[int | None, typer.Option(min=0, help="With --partition; exclusive.")]
+StepBytes = Annotated[str, typer.Option(metavar="SIZE", help="Bytes of log per step.")]
+
+
+@takes(SourceOptions)
+def replay(
+    source: SourceOptions,
+    topic: TopicArgument,
+    *,
+    to_parquet: ToParquet = None,
+    to_json: ToJson = None,
+    to_topic: ToTopicOption = None,
+    notes: Notes = None,
+    to_server: ToServer = None,
+    by_key: ByKey = False,
+    base64: Base64 = False,
+    headers: Headers = False,
+    from_offset: FromOffset = None,
+    to_offset: ToOffset = None,
+    step_bytes: StepBytes = "4g",
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Copy a range of a topic elsewhere, in steps. If run again, it resumes where it stopped."""
+    from tierlog.spark_reader.option_values import size
+
+    if [to_parquet, to_json, to_topic].count(None) != 2:
+        raise typer.BadParameter("give exactly one of --to-parquet, --to-json and --to-topic")
+    target: ToFiles | ToTopic
+    if to_topic is not None:
+        target = _to_topic(to_topic, source, to_server, notes, by_key=by_key)
+    else:
+        target = _to_files(to_parquet, to_json, base64=base64)
+    bounds = {
+        "startingOffsets": _offsets(topic, source.partition, from_offset),
+        "endingOffsets": _offsets(topic, source.partition, to_offset),
+        "includeHeaders": "true" if headers else None,
+    }
+    step = size("--step-bytes", step_bytes)
+    _replay(source, topic, source.of(topic, bounds), target=target, step_bytes=step, output=output)
+
+
+def _replay(
+    source: SourceOptions,
+    topic: str,
+    rows: dict[str, str],
+    *,
+    target: ToFiles | ToTopic,
+    step_bytes: int,
+    output: Output,
+) -> None:
+    """`rows`: the options of the Spark source."""
+    from tierlog.spark_reader.jobs.replay import replay as run_replay
+
+    with (
+        job("tierlog replay", master=source.master, conf=source.conf) as session,
+        task_bar(f"replay {topic}") as progress,
+    ):
+        report = run_replay(
+            session, rows, target, step_bytes=step_bytes, progress=progress, log=note
+        )
+    members = asdict(report)
+    if output.is_json:
+        print_json(members)
+    else:
+        print_members(members)
+
+
+def _to_files(to_parquet: str | None, to_json: str | None, *, base64: bool) -> ToFiles:
+    """One of the two is given."""
+    from tierlog.spark_reader.jobs.replay import ToFiles
+
+    if to_json is not None:
+        return ToFiles(folder=_url(to_json), kind="json", base64=base64)
+    return ToFiles(folder=_url(to_parquet or ""))
+
+
+def _to_topic(
+    name: str,
+    source: SourceOptions,
+    to_server: str | None,
+    notes: str | None,
+    *,
+    by_key: bool,
+) -> ToTopic:
+    from tierlog.spark_reader.jobs.replay import ToTopic
+
+    server = to_server or source.server
+    if server is None:
+        raise typer.BadParameter("--to-topic requires --to-server or --server")
+    if notes is None:
+        raise typer.BadParameter("--to-topic requires --notes: a folder that records the progress")
+    options = {"server": server, "topic": name, "compression": "lz4"}
+    if source.token_file is not None:
+        options["tokenFile"] = str(source.token_file)
+    return ToTopic(options=options, notes=_url(notes), keep_partitions=not by_key)
+
+
+def _url(folder: str) -> str:
+    """Make a local path a URL; Spark would resolve it in its own default file system.
+
+    Not percent-encoded: Hadoop would take the escapes literally.
+    """
+    return folder if "://" in folder else f"file://{Path(folder).absolute()}"
+
+
+def _offsets(topic: str, partitions: list[int] | None, offset: int | None) -> str | None:
+    if offset is None:
+        return None
+    if not partitions:
+        raise typer.BadParameter(
+            "offsets are per partition: --from-offset and --to-offset require --partition"
+        )
+    return json.dumps({topic: {str(number): offset for number in partitions}})
+
+
+MAX_ROWS = 48
+
+
+@takes(SourceOptions)
+def stats(
+    source: SourceOptions,
+    topic: TopicArgument,
+    *,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also draw a picture, as an SVG file.")
+    ] = None,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Count records, bytes, keys and sizes by hour (of record timestamps) and partition."""
+    from tierlog.spark_reader.jobs.stats import stats as run_stats
+    from tierlog.spark_reader.jobs.stats_chart import chart_svg
+
+    options = source.of(topic)
+    with (
+        job("tierlog stats", master=source.master, conf=source.conf) as session,
+        task_bar(f"stats {topic}") as progress,
+    ):
+        rows = run_stats(session, options, progress=progress)
+    if output.is_json:
+        print_json({"topic": topic, "hours": [row._asdict() for row in rows]})
+    else:
+        _print_stats(topic, rows)
+    if picture is not None:
+        picture.write_text(chart_svg(rows, title=f"Topic {topic}"))
+        note(f"picture written to {picture}")
+
+
+def _print_stats(topic: str, rows: list[HourStats]) -> None:
+    columns = ("hour", "partition", "records", "bytes", "tombstones", "keys, about")
+    sizes = ("value p50, about", "p99, about", "largest")
+    cells = [
+        (
+            format_time(row.hour_ms),
+            row.partition,
+            row.records,
+            format_size(row.size_bytes),
+            row.tombstones,
+            row.distinct_keys_estimate,
+            format_size(row.value_p50),
+            format_size(row.value_p99),
+            format_size(row.value_max),
+        )
+        for row in rows
+    ]
+    left_out = len(cells) - MAX_ROWS
+    caption = (
+        f"{left_out} earlier rows are not shown: --output json prints all" if left_out > 0 else ""
+    )
+    print_table(topic, columns + sizes, cells[-MAX_ROWS:], caption=caption)
+    records, total = sum(row.records for row in rows), sum(row.size_bytes for row in rows)
+    note(f"{topic}: {records:,} records, {format_size(total)} of keys and values")
+
+
+def spark_zip(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The zip to write.")] = Path(
+        "tierlog.zip"
+    ),
+) -> None:
+    """Write the code that executors import as one zip, without its dependencies."""
+    from tierlog.spark_reader.jobs.package import build_zip
+
+    typer.echo(build_zip(file))
