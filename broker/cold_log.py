@@ -94,8 +94,9 @@ class ColdLog(ColdReads):
     def owner_looked_ms(self) -> int:
         return self.owner_check.looked_ms
 
-    def look_for_owner(self, *, log_end_offset: int) -> None:
-        self.owner_check.look(log_end_offset=log_end_offset)
+    def look_for_owner(self, *, log_end_offset: int, in_time: bool) -> None:
+        look = self.owner_check.look_in_time if in_time else self.owner_check.look
+        look(log_end_offset=log_end_offset)
 
     def claim(self, *, log_start_offset: int, log_end_offset: int) -> bool:
         return self.ownership.claim(

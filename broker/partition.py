@@ -143,12 +143,13 @@ class Partition:
         if reason:
             raise FencedError(f"leadership lost: {reason}")
 
-    def look_for_owner(self) -> None:
-        """Check that no other folder became the owner. Raises FencedError, UnknownTopic,
-        StoreUnavailable, and what a look at a damaged manifest raises.
+    def look_for_owner(self, *, in_time: bool = False) -> None:
+        """Check that no other folder became the owner; `in_time`: for no longer than an answer may
+        wait. Raises FencedError, UnknownTopic, StoreUnavailable, and what a look at a damaged
+        manifest raises.
         """
         try:
-            self._cold.look_for_owner(log_end_offset=self.log.log_end_offset)
+            self._cold.look_for_owner(log_end_offset=self.log.log_end_offset, in_time=in_time)
         finally:
             if self.leadership_lost:
                 self.wake_all()
@@ -158,7 +159,7 @@ class Partition:
         if not self._cold.is_owner_look_due:
             return
         try:
-            self.look_for_owner()
+            self.look_for_owner(in_time=True)
         except (FencedError, UnknownTopic):
             raise
         except (StoreUnavailable, ConfigurationError):

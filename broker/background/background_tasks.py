@@ -146,7 +146,9 @@ class BackgroundTasks:
             holes=self.holes,
             failures=self.failures,
         )
-        self.fence_checker = FenceChecker(topics.partitions, self.failures)
+        self.fence_checker = FenceChecker(
+            topics.partitions, self.failures, bucket.silence if bucket is not None else None
+        )
         self.janitor = Janitor(
             topics, settings, clock=clock, holes=self.holes, failures=self.failures
         )

@@ -21,6 +21,7 @@ from typing import Final
 
 import structlog
 
+from tierlog.broker.ownership.owner_check import Silence
 from tierlog.broker.partition import Partition
 from tierlog.broker.task_failures import TaskFailures
 from tierlog.record_format.errors import FencedError, StoreUnavailable, TierlogError, UnknownTopic
@@ -33,18 +34,31 @@ PARTITIONS_PER_THREAD: Final = 100  # later: at 20 ms a request, one thread chec
 
 class FenceChecker:
     def __init__(
-        self, partitions: Callable[[], Iterable[Partition]], failures: TaskFailures
+        self,
+        partitions: Callable[[], Iterable[Partition]],
+        failures: TaskFailures,
+        silence: Silence | None = None,
     ) -> None:
-        self._partitions, self._failures = partitions, failures
+        self._partitions, self._failures, self._silence = partitions, failures, silence
 
     def run_round(self) -> None:
         """If the store does not answer, the round ends early, and the next one tries again."""
         partitions = list(self._partitions())
         check = self._checker(partitions)
-        helpers = _started(check, len(partitions) // PARTITIONS_PER_THREAD)
-        check()
-        for thread in helpers:
-            thread.join()
+        threads = _started(check, 1 + len(partitions) // PARTITIONS_PER_THREAD)
+        if not threads:
+            check()
+        for thread in threads:
+            self._wait_for(thread)
+
+    def _wait_for(self, thread: Thread) -> None:
+        """So that answers need not find out themselves that the store hangs."""
+        while self._silence is not None and thread.is_alive():
+            since_ms = self._silence.boot_clock()
+            thread.join(self._silence.patience_s)
+            if thread.is_alive():
+                self._silence.note_waited(since_ms)
+        thread.join()
 
     def check_before_serving(self, *, timeout_s: float) -> None:
         """Return after `timeout_s` at most: a request may take a minute to time out."""

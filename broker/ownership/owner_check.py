@@ -34,7 +34,7 @@ class Silence:
         self.check_ms, self.boot_clock, self.patience_s = check_ms, boot_clock, patience_ms / 1000
         # The next look of the checker begins after half the interval, and fails that much later.
         self._excused_ms = max(check_ms, check_ms // 2 + 2 * patience_ms)
-        self._began_ms = NEVER_MS
+        self._began_ms = self._answered_ms = NEVER_MS
         self.reason: str | None = None
 
     def excuses(self, now_ms: int) -> bool:
@@ -44,7 +44,14 @@ class Silence:
         self.reason = reason
         self._began_ms = max(began_ms, self._began_ms)
 
+    def note_waited(self, since_ms: int) -> None:
+        """Looks have been waiting since then. A sleep meanwhile says nothing about the store."""
+        has_slept = self.boot_clock() - since_ms > self.check_ms
+        if self._answered_ms < since_ms and not has_slept:
+            self.note_unanswered(since_ms, f"no answer within {self.patience_s:g} s")
+
     def note_answered(self, began_ms: int) -> None:
+        self._answered_ms = self.boot_clock()
         if began_ms >= self._began_ms:
             self._began_ms, self.reason = NEVER_MS, None
 
@@ -71,8 +78,18 @@ class OwnerCheck:
         return is_old and not self._silence.excuses(now_ms)
 
     def look(self, *, log_end_offset: int) -> None:
-        """Look now. Raises FencedError, UnknownTopic, what a look at a damaged manifest raises, and
-        StoreUnavailable if the store does not answer in time: what it answers later still counts.
+        """Look now, however long it takes. Raises as `look_in_time` does."""
+        began_ms = self._silence.boot_clock()
+        try:
+            self._check(began_ms, log_end_offset)
+        except (StoreUnavailable, ConfigurationError) as error:
+            self._silence.note_unanswered(began_ms, str(error))
+            raise
+
+    def look_in_time(self, *, log_end_offset: int) -> None:
+        """Look now, in a thread that is left behind if the store takes too long: what it answers
+        later still counts. Raises FencedError, UnknownTopic, StoreUnavailable, and what a look at a
+        damaged manifest raises.
         """
         look = self._begin(log_end_offset)
         try:

@@ -185,3 +185,26 @@ def test_without_a_bucket_there_is_nothing_to_look_at(tmp_path, harness):
     harness.broker = Broker.open_idle(settings, store=None, boot_clock=lambda: next(now_ms))
     harness.broker.create_topic("t")
     assert harness.produce("t", [b"x"]).base_offset == 0
+
+
+def test_answers_do_not_wait_for_a_store_whose_silence_the_background_found(owner, monkeypatch):
+    answered, looks, real = threading.Event(), [], Ownership.check_fence
+
+    def hangs(self, **options):
+        looks.append(self)
+        answered.wait(30)
+        real(self, **options)
+
+    monkeypatch.setattr(Ownership, "check_fence", hangs)
+    monkeypatch.setattr(owner.broker.bucket.silence, "patience_s", 0.01)
+    background = threading.Thread(target=owner.broker.background.fence_checker.run_round)
+    background.start()
+    owner.wait_for(lambda: owner.broker.readiness().degraded)
+    owner.sleep()  # so long ago was the last answer
+    owner.wait_for(lambda: owner.broker.bucket.silence.excuses(owner.boot_ms))
+    owner.produce("t", [b"x"])
+    assert len(looks) == 1
+    answered.set()
+    background.join()
+    owner.broker.background.fence_checker.run_round()
+    assert not owner.broker.readiness().degraded

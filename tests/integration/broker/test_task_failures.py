@@ -48,10 +48,10 @@ def check_fences(broker: Broker) -> None:
 @pytest.mark.parametrize(
     ("task", "part", "call", "run"),
     [
-        ("offload", lambda one: one.cold, "upload", run_copier),
+        ("offload", lambda one: one.cold, "upload_files", run_copier),
         ("disk-retention", lambda one: one.log, "maybe_roll", run_janitor),
         ("bucket-retention", lambda one: one.cold, "merge_pages", run_janitor),
-        ("garbage-collection", lambda one: one.cold, "collect", run_janitor),
+        ("garbage-collection", lambda one: one.cold, "collect_garbage", run_janitor),
         ("fence-check", lambda one: one.cold.ownership, "check_fence", check_fences),
     ],
 )
