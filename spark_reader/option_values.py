@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final, TypeGuard
 
-from tierlog.client.times import MAX_TIME, to_ms
+from tierlog.client.records import MAX_TIME, to_ms
 from tierlog.record_format.errors import InvalidRequest
 from tierlog.record_format.record_walk import I64_MAX
 from tierlog.spark_reader.bounds import EARLIEST, LATEST

@@ -1,10 +1,10 @@
 """The broker from Python: one sans-I/O core under a synchronous and an asynchronous client.
 
 * Calls: `calls` and `group_calls` define requests and results, `exchange` retries, `problems` maps
-  error responses; `client` and `async_client` do the I/O through `transport`, and expose the calls
-  as `methods`.
-* Consumers: `cursor` is the progress in one partition, `scheduling` the order of fetches.
-* Producers: `batching` gathers records, `partitioner` chooses partitions, `sender` sends;
+  error responses; `client` and `async_client` do the I/O through `transport`, with the calls as
+  methods.
+* Consumers: `scheduling` is the progress in each partition, and the order of fetches.
+* Producers: `batching` gathers records, `sender` chooses their partitions and sends them;
   `producer` and `async_producer` are the thread and the task around them.
 
 Names load when they are first used, so that importing a leaf of this package does not import

@@ -1,7 +1,7 @@
 """`tierlog.AsyncClient`: the calls of `tierlog.Client`, awaited.
 
-Only I/O happens here: `calls` defines requests and results, `exchange` retries, `scheduling` and
-`cursor` what is fetched next. A client serves any number of tasks of one event loop.
+Only I/O happens here: `calls` defines requests and results, `exchange` retries, `scheduling` what
+is fetched next. A client serves any number of tasks of one event loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from tierlog.client import calls, group_calls, responses
 from tierlog.client.async_producer import AsyncProducer
 from tierlog.client.batching import Batching
 from tierlog.client.calls import DEFAULT_LIMITS, Limits, Start
-from tierlog.client.cursor import PartitionCursor
 from tierlog.client.exchange import (
     NO_RETRIES,
     Call,
@@ -28,14 +27,13 @@ from tierlog.client.exchange import (
     Pause,
     RetryPolicy,
     Steps,
+    async_method,
     exchange,
 )
 from tierlog.client.group_calls import GroupProgress
-from tierlog.client.methods import async_method
 from tierlog.client.problems import UnexpectedAnswer
-from tierlog.client.records import ConsumedRecord
-from tierlog.client.scheduling import FetchSchedule, schedule_fetches
-from tierlog.client.times import Time, to_ms
+from tierlog.client.records import ConsumedRecord, Time, to_ms
+from tierlog.client.scheduling import FetchSchedule, PartitionCursor, schedule_fetches
 from tierlog.client.transport import ConnectionConfig, to_outcome, to_response
 from tierlog.client.wire import Request, Response
 from tierlog.client.workarounds import is_closed_at_once

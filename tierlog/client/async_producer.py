@@ -24,11 +24,9 @@ from tierlog.client.batching import (
     prepare_record,
 )
 from tierlog.client.exchange import RetryPolicy, Steps
-from tierlog.client.partitioner import Partitioner
-from tierlog.client.records import HeadersLike, Value
+from tierlog.client.records import HeadersLike, Time, Value
 from tierlog.client.responses import TopicDescription
-from tierlog.client.sender import Sender
-from tierlog.client.times import Time
+from tierlog.client.sender import Partitioner, Sender
 from tierlog.host.clock import monotonic_ms, wall_clock_ms
 from tierlog.record_format.encode import NO_HEADERS
 from tierlog.record_format.errors import TierlogError

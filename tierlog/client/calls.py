@@ -14,11 +14,13 @@ from tierlog.client.exchange import Call
 from tierlog.client.records import (
     DEFAULT_BATCH_BYTES,
     NewRecord,
+    Time,
     Value,
     decode_fetched,
     from_timestamp,
     to_batches,
     to_json,
+    to_ms,
 )
 from tierlog.client.responses import (
     FetchedBatches,
@@ -31,7 +33,6 @@ from tierlog.client.responses import (
     read_manifest,
     read_readiness,
 )
-from tierlog.client.times import Time, to_ms
 from tierlog.client.wire import (
     JSON,
     RECORD_BATCHES,

@@ -1,7 +1,7 @@
 """`tierlog.Client`: the broker from plain Python, one call at a time.
 
-Only I/O happens here: `calls` defines requests and results, `exchange` retries, `scheduling` and
-`cursor` what is fetched next. A client may be shared between threads; after a fork, parent and
+Only I/O happens here: `calls` defines requests and results, `exchange` retries, `scheduling` what
+is fetched next. A client may be shared between threads; after a fork, parent and
 child have connections of their own.
 """
 
@@ -19,15 +19,21 @@ import httpx2
 from tierlog.client import calls, group_calls, responses
 from tierlog.client.batching import Batching
 from tierlog.client.calls import DEFAULT_LIMITS, Limits, Start
-from tierlog.client.cursor import PartitionCursor
-from tierlog.client.exchange import NO_RETRIES, Call, Outcome, Pause, RetryPolicy, Steps, exchange
+from tierlog.client.exchange import (
+    NO_RETRIES,
+    Call,
+    Outcome,
+    Pause,
+    RetryPolicy,
+    Steps,
+    exchange,
+    sync_method,
+)
 from tierlog.client.group_calls import GroupProgress
-from tierlog.client.methods import sync_method
 from tierlog.client.problems import UnexpectedAnswer
 from tierlog.client.producer import Producer
-from tierlog.client.records import ConsumedRecord
-from tierlog.client.scheduling import FetchSchedule, schedule_fetches
-from tierlog.client.times import Time, to_ms
+from tierlog.client.records import ConsumedRecord, Time, to_ms
+from tierlog.client.scheduling import FetchSchedule, PartitionCursor, schedule_fetches
 from tierlog.client.transport import ConnectionConfig, to_outcome, to_response
 from tierlog.client.wire import Request, Response
 from tierlog.record_format.errors import RetriableError, TierlogError

@@ -15,19 +15,21 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import ceil
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote
 
 import msgspec
 
 from tierlog.client import responses
 from tierlog.client.calls import Start
-from tierlog.client.cursor import PartitionCursor
 from tierlog.client.exchange import Call
 from tierlog.client.records import ConsumedRecord
 from tierlog.client.responses import json_reader, no_content
 from tierlog.client.wire import Request, Response, Subject, json_request
 from tierlog.record_format.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from tierlog.client.scheduling import PartitionCursor
 
 log = logging.getLogger(__name__)
 

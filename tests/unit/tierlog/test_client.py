@@ -24,12 +24,11 @@ from tierlog.client import (
     scheduling,
 )
 from tierlog.client.calls import Limits, Sequenced
-from tierlog.client.cursor import PartitionCursor
 from tierlog.client.exchange import UNLIMITED_ATTEMPTS, Pause, exchange
 from tierlog.client.group_calls import GroupProgress
 from tierlog.client.problems import BrokerFault, UnexpectedAnswer
 from tierlog.client.records import ConsumedRecord, decode_fetched, to_batches
-from tierlog.client.scheduling import FetchSchedule
+from tierlog.client.scheduling import FetchSchedule, PartitionCursor
 from tierlog.client.wire import Response
 from tierlog.record_format import errors
 from tierlog.record_format.batch import iter_headers

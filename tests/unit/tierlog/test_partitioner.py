@@ -9,8 +9,8 @@ import pytest
 from tests.fakes.tiny_broker import TinyBroker, client, description, record, refused, topic
 from tierlog.client import responses
 from tierlog.client.batching import Delivery
-from tierlog.client.partitioner import Partitioner
 from tierlog.client.producer import Producer
+from tierlog.client.sender import Partitioner
 from tierlog.record_format import errors
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tierlog.api.http.request.times import parse_time
-from tierlog.client.times import to_ms
+from tierlog.client.records import to_ms
 from tierlog.record_format.errors import InvalidRequest
 
 
