@@ -169,7 +169,8 @@ class TopicModel:
         return {self.sent[self.placed[offset]].key: offset for offset in live}
 
     def _check_committed(self, partition: Partition, shown: list[Shown], random: Random) -> None:
-        end = partition.offsets().last_stable_offset
+        # Not past what was shown: an append that nobody waits for may be flushed meanwhile.
+        end = min(partition.offsets().last_stable_offset, self.end)
         wanted = [
             record.offset
             for record in shown
