@@ -1,14 +1,12 @@
 """Reads one partition's cold tier through the manifest in force.
 
-* Everything here may block on the store, except the properties and the `try_`, `cached_` calls.
+* Everything here may block on the store, except the properties, and what is given Wait.NEVER.
 """
 
 from __future__ import annotations
 
-import errno
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import takewhile
 
 import structlog
@@ -18,6 +16,7 @@ from tierlog.broker.store_status import StoreStatus
 from tierlog.cold_tier.cold_reader import ColdReader
 from tierlog.cold_tier.segment_indexes import load_bundle
 from tierlog.host.file_slice import FileSlice, TierRead
+from tierlog.host.waiting import Wait
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.manifest.state import Manifest, PageRef, UnwrittenPage, first_at, live_size_bytes
 from tierlog.manifest.store import ManifestStore
@@ -68,24 +67,30 @@ class ColdReads:
 
     # --- records ----------------------------------------------------------------------------------
 
-    def read(self, offset: int, *, max_bytes: int, end_offset: int) -> TierRead:
+    def read(
+        self, offset: int, *, max_bytes: int, end_offset: int, wait: Wait = Wait.WAIT
+    ) -> TierRead:
         """Read from `offset` on, across segments; a recorded gap is skipped.
 
         Returns no slices if a gap extends to the end of the cold tier: `next_offset` is that end.
+        Raises WouldBlock if not everything is in memory.
         """
         manifest = self._manifest_for_reading()
         try:
-            entry = self._manifests.find_segment(manifest, offset)
+            entry = self._manifests.find_segment(manifest, offset, wait)
             if entry is None:
                 return TierRead((), max(offset, manifest.end_offset))
+
+            def find(offset: int) -> SegmentEntry | None:
+                return self._manifests.find_segment(manifest, offset, wait)
+
             return self._reader.read(
                 entry,
                 max(offset, entry.base_offset),
                 max_bytes=max_bytes,
                 end_offset=end_offset,
-                following=_Following(
-                    partial(self._manifests.find_segment, manifest), entry.next_offset
-                ),
+                following=_Following(find, entry.next_offset),
+                wait=wait,
             )
         except StoreUnavailable as error:
             self.store_status.mark_unavailable(error)
@@ -95,29 +100,6 @@ class ColdReads:
                 raise
             # Not verified yet: an empty mount point lacks every object, and has lost none.
             raise StoreUnavailable(f"{self}: its bucket has not been verified yet") from error
-
-    def try_read(self, offset: int, *, max_bytes: int, end_offset: int) -> TierRead | None:
-        """As `read`, if everything it needs is in memory; None if not, or if a gap extends to the
-        end of the cold tier.
-        """
-        manifest = self.manifest
-        entry = self._manifests.find_cached(manifest, offset) if manifest else None
-        if manifest is None or entry is None:
-            return None
-        return self._reader.try_read(
-            entry,
-            max(offset, entry.base_offset),
-            max_bytes=max_bytes,
-            end_offset=end_offset,
-            following=_Following(partial(self._try_find, manifest), entry.next_offset),
-        )
-
-    def _try_find(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
-        """As `ManifestStore.find`. Raises BlockingIOError if the page is not in memory."""
-        entry = self._manifests.find_cached(manifest, offset)
-        if entry is None and offset < manifest.end_offset:
-            raise BlockingIOError(errno.EAGAIN, "a page of the manifest is not in memory")
-        return entry
 
     def offset_for_timestamp(
         self, timestamp: int, *, start_offset: int, end_offset: int
@@ -142,15 +124,16 @@ class ColdReads:
             self.entries(offset), start_offset=offset, end_offset=end_offset
         )
 
-    def byte_range(self, entry: SegmentEntry, *, start: int, end: int) -> Iterator[FileSlice]:
+    def byte_range(
+        self, entry: SegmentEntry, *, start: int, end: int, wait: Wait = Wait.WAIT
+    ) -> Iterator[FileSlice]:
         """Bytes [start, end) of a segment's log; each chunk is fetched when it is requested."""
-        return self._reader.byte_range(entry, start=start, end=end)
+        return self._reader.byte_range(entry, start=start, end=end, wait=wait)
 
-    def cached_range(
-        self, entry: SegmentEntry, *, start: int, end: int
-    ) -> tuple[FileSlice, ...] | None:
-        """As `byte_range`, without blocking; None unless all of it is in the chunk cache."""
-        return self._reader.cached_range(entry, start=start, end=end)
+    def find_entry(self, offset: int, wait: Wait = Wait.WAIT) -> SegmentEntry | None:
+        """The entry that holds `offset`, or the next one. Raises WouldBlock."""
+        manifest = self.manifest
+        return None if manifest is None else self._manifests.find_segment(manifest, offset, wait)
 
     def entries(self, from_offset: int, *, since_ms: int = -1) -> Iterator[SegmentEntry]:
         """Entries of the manifest in force that end at or above `from_offset`, oldest first. Pages

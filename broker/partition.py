@@ -8,12 +8,11 @@
   the next segment.
 * An offset in the cold range yields records or StoreUnavailable, never OffsetTrimmed or an empty
   result; one that neither tier has, because files were lost, raises CorruptDataError.
-* Everything here may block except `try_read`, `append` and `offsets`.
+* Everything here may block except `append`, `offsets`, and what is given Wait.NEVER.
 """
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from tierlog.broker.cold_log import ColdLog
 from tierlog.broker.empty_cold_tier import EmptyColdTier
 from tierlog.broker.waiters import Waiters
 from tierlog.host.file_slice import FileSlice, TierRead
+from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.hot_tier.append import Acks, Append, AppendResult
 from tierlog.hot_tier.group_commit import GroupCommit
 from tierlog.hot_tier.log import PartitionLog
@@ -368,53 +368,45 @@ class Partition:
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def read(self, offset: int, *, max_bytes: int, committed: bool = False) -> Fetched:
+    def read(
+        self, offset: int, *, max_bytes: int, committed: bool = False, wait: Wait = Wait.WAIT
+    ) -> Fetched:
         """Slices of local files, from the batch that holds `offset` on; at least one batch.
 
-        `committed` reads up to the last stable offset and lists the aborted transactions.
-        Raises OffsetTrimmed, OffsetPastEnd, StoreUnavailable, CorruptDataError, FencedError.
+        `committed` reads up to the last stable offset and lists the aborted transactions. Raises
+        OffsetTrimmed, OffsetPastEnd, StoreUnavailable, CorruptDataError, FencedError, and
+        WouldBlock if it needs the disk or the bucket.
         """
         for _ in range(READ_ATTEMPTS):
-            now = self.offsets()
             try:
-                with self.reporting_defunct():
-                    return self._read(offset, now, max_bytes=max_bytes, committed=committed)
+                return self._read(
+                    offset, self.offsets(), max_bytes=max_bytes, committed=committed, wait=wait
+                )
+            except WouldBlock:
+                raise
             except OffsetTrimmed:
+                self.check_leadership()
                 if offset < self.log.log_start_offset:
                     raise
+                wait.before("a segment that has left the disk is read from the bucket")
+            except (CorruptDataError, LogOfflineError, OSError, UnknownSegment):
+                self.check_leadership()  # an error that follows from a deletion or take-over
+                raise
         raise CorruptDataError(f"{self}: the file of offset {offset} is gone", offset=offset)
 
-    def try_read(self, offset: int, *, max_bytes: int, committed: bool = False) -> Fetched | None:
-        """As `read`, if that needs neither disk nor bucket; else None."""
-        now = self.offsets()
-        if committed and offset < now.local_log_start_offset:
-            return None  # the aborted transactions are in the bucket's indexes
-        try:
-            return self._read(offset, now, max_bytes=max_bytes, committed=committed, blocking=False)
-        except BlockingIOError:
-            return None
-        except OffsetTrimmed:
-            if offset < self.log.log_start_offset:
-                raise
-            return None
-        except (CorruptDataError, OSError):
-            self.check_leadership()
-            raise
-
     def _read(
-        self, offset: int, now: Offsets, *, max_bytes: int, committed: bool, blocking: bool = True
+        self, offset: int, now: Offsets, *, max_bytes: int, committed: bool, wait: Wait
     ) -> Fetched:
-        """Raises BlockingIOError if it would have to wait and `blocking` is False."""
         self.check_leadership()
         generation = self._local_generation() if committed else None
         end_offset = now.last_stable_offset if committed else now.high_watermark
         _check_range(offset, now)
         slices, next_offset, tier, hot_offset = self._read_tiers(
-            now, offset=offset, end_offset=end_offset, max_bytes=max_bytes, blocking=blocking
+            now, offset=offset, end_offset=end_offset, max_bytes=max_bytes, wait=wait
         )
         aborted: tuple[AbortedTxn, ...] = ()
         if committed and slices:
-            aborted = self._aborted(offset, next_offset, now, blocking=blocking)
+            aborted = self._aborted(offset, next_offset, now, wait)
         if offset < self.log.log_start_offset:
             _check_range(offset, self.offsets())
         if self.is_deleted:  # files found by name may belong to the next topic of that name
@@ -435,7 +427,7 @@ class Partition:
         )
 
     def _read_tiers(
-        self, now: Offsets, *, offset: int, end_offset: int, max_bytes: int, blocking: bool
+        self, now: Offsets, *, offset: int, end_offset: int, max_bytes: int, wait: Wait
     ) -> tuple[tuple[FileSlice, ...], int, Tier, int]:
         """The slices, next offset, tier and hot offset of what is in [offset, end_offset)."""
         slices: tuple[FileSlice, ...] = ()
@@ -443,33 +435,25 @@ class Partition:
         tier: Tier = "hot" if offset >= now.local_log_start_offset else "cold"
         cold_end = min(now.local_log_start_offset, end_offset)
         if offset < cold_end:
-            cold = self._read_cold(
-                offset, max_bytes=max_bytes, end_offset=cold_end, blocking=blocking
-            )
+            cold = self._read_cold(offset, max_bytes=max_bytes, end_offset=cold_end, wait=wait)
             slices, next_offset = cold.slices, cold.next_offset
         hot_has_more = now.local_log_start_offset <= next_offset < end_offset
         if hot_has_more:
             max_bytes -= sum([piece.size_bytes for piece in slices])
         if hot_has_more and (max_bytes > 0 or not slices):
-            hot = self.log.read(
-                next_offset, max_bytes=max_bytes, end_offset=end_offset, blocking=blocking
-            )
+            hot = self.log.read(next_offset, max_bytes=max_bytes, end_offset=end_offset, wait=wait)
             # The hot tier returns at least one batch, whatever its size: not on top of others.
             if not slices or sum(piece.size_bytes for piece in hot.slices) <= max_bytes:
                 tier, hot_offset = ("mixed", next_offset) if slices else ("hot", 0)
                 slices, next_offset = slices + hot.slices, hot.next_offset
         return slices, next_offset, tier, hot_offset
 
-    def _read_cold(
-        self, offset: int, *, max_bytes: int, end_offset: int, blocking: bool
-    ) -> TierRead:
+    def _read_cold(self, offset: int, *, max_bytes: int, end_offset: int, wait: Wait) -> TierRead:
         if self.cold is not None:
-            read = self.cold.read if blocking else self.cold.try_read
-            cold = read(offset, max_bytes=max_bytes, end_offset=end_offset)
-            if cold is not None and (cold.slices or cold.next_offset > offset):
+            cold = self.cold.read(offset, max_bytes=max_bytes, end_offset=end_offset, wait=wait)
+            if cold.slices or cold.next_offset > offset:
                 return cold
-        if not blocking:
-            raise BlockingIOError(errno.EAGAIN, "not all of it is cached")
+        wait.before("both tiers are looked at again")
         _check_range(offset, self.offsets())
         raise CorruptDataError(
             f"{self}: offsets {offset} to {end_offset - 1} are in neither tier: files were lost; "
@@ -482,14 +466,15 @@ class Partition:
         return self.log.sealed.swap_sequence, self.log.first_local_offset
 
     def _aborted(
-        self, offset: int, next_offset: int, now: Offsets, *, blocking: bool
+        self, offset: int, next_offset: int, now: Offsets, wait: Wait
     ) -> tuple[AbortedTxn, ...]:
         """Aborted transactions with records in [offset, next_offset), in either tier."""
         found: list[AbortedTxn] = []
         if offset < now.local_log_start_offset and self.cold is not None:
+            wait.before("the bucket's indexes are read")
             found += self.cold.aborted_transactions(offset, next_offset)
         # Even if the read ended in the cold tier: the marker may have been written much later.
-        found += self.log.aborted_transactions(offset, next_offset, blocking=blocking)
+        found += self.log.aborted_transactions(offset, next_offset, wait)
         return tuple(dict.fromkeys(found))
 
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:

@@ -17,6 +17,7 @@ import msgspec
 
 from tierlog.broker.partition import Partition
 from tierlog.host.file_slice import FileSlice, OpenFile
+from tierlog.host.waiting import Wait
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.sealed_segments import OpenedSegment, SegmentView
 from tierlog.manifest.state import OffsetGap
@@ -153,55 +154,46 @@ def _counted(partition: Partition, view: SegmentView) -> SegmentView:
     return counted
 
 
-def open_segment(partition: Partition, base_offset: int) -> SegmentBytes:
+def open_segment(partition: Partition, base_offset: int, wait: Wait = Wait.WAIT) -> SegmentBytes:
     """The segment that begins at `base_offset`; the active one up to the high watermark.
 
     Raises UnknownSegment, also for one below the log start that is yet to be deleted;
-    CorruptDataError.
+    CorruptDataError; WouldBlock if that needs the disk or the bucket.
     """
     partition.check_leadership()
     with partition.reporting_defunct():
-        return _open(partition, base_offset)
+        return _open(partition, base_offset, wait)
 
 
-def _open(partition: Partition, base_offset: int) -> SegmentBytes:
+def _open(partition: Partition, base_offset: int, wait: Wait) -> SegmentBytes:
     log = partition.log
-    log_start = log.log_start_offset
-    for view in log.segments():
-        if view.base_offset == base_offset and (view.active or view.last_offset >= log_start):
-            with suppress(UnknownSegment, OffsetTrimmed, FileNotFoundError):  # it left the disk
-                return _open_local(log, view)
-    entry = next(partition.cold.entries(base_offset), None) if partition.cold else None
-    if entry is None or entry.base_offset != base_offset or entry.last_offset < log_start:
+    if base_offset == log.active_base_offset:
+        wait.before("the active segment is opened")
+        active = _open_active(log, base_offset)
+        if active is not None:
+            return active
+    with suppress(UnknownSegment, OffsetTrimmed, FileNotFoundError):  # it left the disk
+        opened = log.sealed.open(base_offset, wait)
+        if opened.next_offset > log.log_start_offset:
+            return _hot_bytes(log, opened)
+    entry = partition.cold.find_entry(base_offset, wait) if partition.cold else None
+    if (
+        entry is None
+        or entry.base_offset != base_offset
+        or entry.last_offset < log.log_start_offset
+    ):
+        wait.before("a segment that just left the disk is looked for")
         raise UnknownSegment(f"{partition} has no segment that begins at offset {base_offset}")
     return _cold_bytes(log, entry)
 
 
-def _open_local(log: PartitionLog, view: SegmentView) -> SegmentBytes:
-    if view.active:
-        file = OpenFile(view.path)
-        if log.active_base_offset == view.base_offset:  # otherwise it may be another file by now
-            return SegmentBytes(log.flushed_bytes(view), None, "hot", file)
-    return _hot_bytes(log, log.sealed.open(view.base_offset))
-
-
-def try_open_segment(partition: Partition, base_offset: int) -> SegmentBytes | None:
-    """As `open_segment`, if that needs neither disk nor bucket; else None."""
-    partition.check_leadership()
-    log = partition.log
-    if base_offset < log.log_start_offset:
-        return None  # the log start is above it, or within it
-    opened = log.sealed.try_open(base_offset)
-    if opened is not None:
-        partition.check_leadership()  # again: it was found by its name
-        return _hot_bytes(log, opened)
-    manifest = partition.cold.manifest if partition.cold else None
-    if manifest is None or base_offset >= log.first_local_offset:
-        return None
-    entry = manifest.find(base_offset)
-    if not isinstance(entry, SegmentEntry) or entry.base_offset != base_offset:
-        return None
-    return _cold_bytes(log, entry)
+def _open_active(log: PartitionLog, base_offset: int) -> SegmentBytes | None:
+    """None if it is not the active one any more."""
+    view = log.segments()[-1]
+    file = OpenFile(view.path)
+    if view.base_offset != base_offset or log.active_base_offset != base_offset:
+        return None  # it may be another file by now
+    return SegmentBytes(log.flushed_bytes(view), None, "hot", file)
 
 
 def _hot_bytes(log: PartitionLog, opened: OpenedSegment) -> SegmentBytes:
@@ -215,11 +207,16 @@ def _cold_bytes(log: PartitionLog, entry: SegmentEntry) -> SegmentBytes:
 
 
 def slices_of(
-    partition: Partition, segment: SegmentBytes, *, start: int, end: int
+    partition: Partition,
+    segment: SegmentBytes,
+    *,
+    start: int,
+    end: int,
+    wait: Wait = Wait.WAIT,
 ) -> Iterator[FileSlice]:
     """Bytes [start, end) of a segment as slices of local files.
 
-    The iterator may block: it fetches the chunks of a cold segment one by one.
+    The iterator fetches the chunks of a cold segment one by one. It may raise WouldBlock.
     """
     assert 0 <= start <= end <= segment.size_bytes
     if start == end:
@@ -227,19 +224,7 @@ def slices_of(
     if isinstance(segment.source, OpenFile):
         return iter((FileSlice(segment.source, start, end - start),))
     assert partition.cold is not None
-    return partition.cold.byte_range(segment.source, start=start, end=end)
-
-
-def try_slices_of(
-    partition: Partition, segment: SegmentBytes, *, start: int, end: int
-) -> tuple[FileSlice, ...] | None:
-    """As `slices_of`, if all of it is on local disk; else None."""
-    if start == end:
-        return ()
-    if isinstance(segment.source, OpenFile):
-        return (FileSlice(segment.source, start, end - start),)
-    assert partition.cold is not None
-    return partition.cold.cached_range(segment.source, start=start, end=end)
+    return partition.cold.byte_range(segment.source, start=start, end=end, wait=wait)
 
 
 def _etag(topic_id: str, size_bytes: int, crc32c: int) -> str:

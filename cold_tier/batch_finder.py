@@ -5,15 +5,14 @@
 * A sparse index (an entry per 16 KiB walked) is kept in memory for chunks that are being read,
   within a limit, so that a sequential reader walks each header once instead of starting at the
   beginning of the chunk for every read.
-* A non-blocking walk gives up with BlockingIOError if bytes are not in the page cache, or if the
-  walk is long because there is no index yet. The blocking walk that follows builds the index.
+* A walk that never waits raises WouldBlock if bytes are not in the page cache, or if the walk is
+  long because there is no index yet. The one in a thread that follows builds the index.
 
 Thread-safe.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import struct
 import threading
@@ -26,28 +25,18 @@ from typing import Final, NamedTuple
 from tierlog.cold_tier.ranged_reader import ChunkKey, ChunkRef
 from tierlog.host.file_slice import OpenFile
 from tierlog.host.page_cache import pread_nowait
+from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.record_format.errors import CorruptObject
 
 SPARSE_BYTES: Final = 16 * 1024
 WINDOW_BYTES: Final = 16 * 1024
 FIRST_WINDOW_BYTES: Final = 512  # after a large batch only the next header is needed
 INDEXES_MAX: Final = 512  # of about 16 KiB each for a chunk of 8 MiB
-NON_BLOCKING_BATCHES_MAX: Final = 512  # takes about half a millisecond
+IMMEDIATE_BATCHES_MAX: Final = 512  # takes about half a millisecond
 
 _HEAD: Final = struct.Struct(">qi11xi")  # base offset, length; 11 bytes on: last offset delta
 _LENGTH_OVERHEAD: Final = 12
 _MIN_LENGTH: Final = 49
-
-
-class WalkMode(NamedTuple):
-    """The `pread` function to use, and the number of batches after which to give up."""
-
-    pread: Callable[[int, int, int], bytes] = os.pread
-    batches_max: int | None = None
-
-
-BLOCKING: Final = WalkMode()
-NON_BLOCKING: Final = WalkMode(pread_nowait, NON_BLOCKING_BATCHES_MAX)
 
 
 class BatchLocation(NamedTuple):
@@ -116,7 +105,7 @@ class BatchFinder:
         self._lock = threading.Lock()
         self._indexes: OrderedDict[ChunkKey, _SparseIndex] = OrderedDict()
 
-    def walk(self, chunk: ChunkRef, file: OpenFile, *, mode: WalkMode = BLOCKING) -> ChunkWalk:
+    def walk(self, chunk: ChunkRef, file: OpenFile, wait: Wait = Wait.WAIT) -> ChunkWalk:
         """A walk over `chunk`, whose open file is `file`."""
         with self._lock:
             index = self._indexes.get(chunk.key)
@@ -125,7 +114,7 @@ class BatchFinder:
                 if len(self._indexes) > INDEXES_MAX:
                     self._indexes.popitem(last=False)
             self._indexes.move_to_end(chunk.key)
-        return ChunkWalk(chunk, file, index, mode)
+        return ChunkWalk(chunk, file, index, wait)
 
     def forget(self, chunk: ChunkRef) -> None:
         """Drop the index of a chunk whose file turned out to be corrupt."""
@@ -134,14 +123,12 @@ class BatchFinder:
 
 
 class ChunkWalk:
-    """Finds batches in one chunk. Raises CorruptObject, and BlockingIOError if non-blocking."""
+    """Finds batches in one chunk. Raises CorruptObject, WouldBlock."""
 
-    __slots__ = ("_chunk", "_file", "_index", "_mode")
+    __slots__ = ("_chunk", "_file", "_index", "_wait")
 
-    def __init__(
-        self, chunk: ChunkRef, file: OpenFile, index: _SparseIndex, mode: WalkMode
-    ) -> None:
-        self._chunk, self._file, self._index, self._mode = chunk, file, index, mode
+    def __init__(self, chunk: ChunkRef, file: OpenFile, index: _SparseIndex, wait: Wait) -> None:
+        self._chunk, self._file, self._index, self._wait = chunk, file, index, wait
 
     def find(self, offset: int) -> BatchLocation | None:
         """The first batch that ends above `offset`; None if the chunk has none."""
@@ -172,14 +159,14 @@ class ChunkWalk:
         return position, next_offset
 
     def _walk(self, start: int) -> Iterator[BatchLocation]:
-        chunk, index, mode = self._chunk, self._index, self._mode
-        walk = walk_batches(
-            self._file, start, chunk.size_bytes, log_key=chunk.log_key, pread=mode.pread
-        )
+        chunk, index = self._chunk, self._index
+        never = self._wait is Wait.NEVER
+        pread = pread_nowait if never else os.pread
+        walk = walk_batches(self._file, start, chunk.size_bytes, log_key=chunk.log_key, pread=pread)
         last_indexed = index.last_position
         for number, batch in enumerate(walk):
-            if number == mode.batches_max:
-                raise BlockingIOError(errno.EAGAIN, "too many batches for a non-blocking walk")
+            if never and number == IMMEDIATE_BATCHES_MAX:
+                raise WouldBlock("many batches are walked")
             if batch.position >= last_indexed + SPARSE_BYTES:
                 index.maybe_add(batch)
                 last_indexed = batch.position

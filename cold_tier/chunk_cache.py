@@ -38,6 +38,7 @@ import msgspec
 from tierlog.cold_tier.eviction import EvictionPolicy
 from tierlog.cold_tier.ranged_reader import ChunkKey, ChunkRef, maybe_unlink
 from tierlog.host.file_slice import OpenFile
+from tierlog.host.waiting import Wait
 from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import (
     FILE_LIMIT_ERRNOS,
@@ -119,11 +120,9 @@ class ChunkCache:
 
     # --- looking up -------------------------------------------------------------------------------
 
-    def lookup(self, chunk: ChunkRef, *, verified_only: bool = False) -> OpenFile | None:
-        """The chunk's file, open, or None on a miss.
-
-        `verified_only` never reads the file: it returns None, which does not count as a miss, for a
-        chunk that this process has not verified.
+    def lookup(self, chunk: ChunkRef, wait: Wait = Wait.WAIT) -> OpenFile | None:
+        """The chunk's file, open, or None on a miss. Raises WouldBlock, which does not count as a
+        miss, unless it is cached and this process has verified it.
         """
         key = chunk.key
         with self._space:
@@ -132,8 +131,8 @@ class ChunkCache:
             entry = self._entries.get(key)
             if entry is not None and entry.reported_corrupt:
                 self._require_verification(key, entry)
-            if verified_only and (entry is None or not entry.verified):
-                return None
+            if entry is None or not entry.verified:
+                wait.before("a chunk is fetched or verified")
             if entry is None:
                 self._misses += 1
                 return None

@@ -21,6 +21,7 @@ from tierlog.cold_tier.memory_chunks import MemoryChunks
 from tierlog.cold_tier.ranged_reader import ChunkKey, ChunkRef, RangedReader
 from tierlog.host.file_slice import OpenFile
 from tierlog.host.threads import Threads
+from tierlog.host.waiting import Wait
 from tierlog.record_format.errors import DiskFull, ShuttingDown, Throttled
 
 SPACE_WAIT_S: Final = 10.0
@@ -52,15 +53,17 @@ class ChunkFills:
         self._filling: dict[ChunkKey, _Fill] = {}
         self._read_aheads = 0
 
-    def get(self, chunk: ChunkRef, *, space_wait_s: float = SPACE_WAIT_S) -> OpenFile:
+    def get(
+        self, chunk: ChunkRef, *, space_wait_s: float = SPACE_WAIT_S, wait: Wait = Wait.WAIT
+    ) -> OpenFile:
         """The chunk's file, open; waits for the store if it is not cached.
 
         Waits up to `space_wait_s` for space in the cache; callers that hold other chunks open must
         pass 0. Raises CorruptObject, MissingObject, StoreUnavailable, Throttled; DiskFull only if
-        the system has no memory files.
+        the system has no memory files; WouldBlock if it is not cached, or not verified yet.
         """
         while True:
-            found = self._cache.lookup(chunk)
+            found = self._cache.lookup(chunk, wait)
             if found is not None:
                 return found
             filling = self._join_or_start(chunk, space_wait_s=space_wait_s)
@@ -78,10 +81,6 @@ class ChunkFills:
                 return opened
             finally:
                 del filling  # an error that refers to its own future would keep open files alive
-
-    def cached(self, chunk: ChunkRef) -> OpenFile | None:
-        """The chunk's file if it is cached and verified; never waits."""
-        return self._cache.lookup(chunk, verified_only=True)
 
     def prefetch(self, chunk: ChunkRef) -> bool:
         """Start to fill the chunk if there is a slot. Whether it is cached or being filled now."""

@@ -8,7 +8,6 @@
   necessary, since its file may have decayed. If the bucket's copy is corrupt, it is CorruptObject.
 * Chunks are the unit of skipping: a chunk is skipped if the chunk table's offsets and timestamps
   rule it out. If they are unknown, it is read.
-* Blocking and non-blocking reads share one path, which opens and walks chunks as `_Access` says.
 * This module does not know manifests: it is given a segment and those that follow.
 
 Thread-safe; calls may block on the store.
@@ -16,18 +15,11 @@ Thread-safe; calls may block on the store.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from tierlog.cold_tier.batch_finder import (
-    BLOCKING,
-    NON_BLOCKING,
-    BatchFinder,
-    WalkMode,
-    walk_batches,
-)
+from tierlog.cold_tier.batch_finder import BatchFinder, walk_batches
 from tierlog.cold_tier.chunk_cache import ChunkCache
 from tierlog.cold_tier.chunk_fills import SPACE_WAIT_S, ChunkFills
 from tierlog.cold_tier.index_bundle import Chunk, ChunkTable
@@ -35,6 +27,7 @@ from tierlog.cold_tier.prefetch import Prefetcher
 from tierlog.cold_tier.ranged_reader import ChunkRef, RangedReader
 from tierlog.cold_tier.segment_indexes import SegmentIndex, SegmentIndexes, aborted_transactions
 from tierlog.host.file_slice import FileSlice, OpenFile, TierRead
+from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.batch import BatchHeader, parse_header
 from tierlog.record_format.decode import first_at_time
@@ -47,7 +40,7 @@ T = TypeVar("T")
 MAX_OFFSET: Final = 2**63 - 1
 REQUEST_BYTES: Final = 1024 * 1024  # memory of a GET in flight: a piece, and the buffers below it
 SLICES_MAX: Final = 16  # open files of one result, however small the segments are
-CACHED_RANGE_CHUNKS_MAX: Final = 4  # all of them are open at once
+OPEN_AT_ONCE_MAX: Final = 4  # chunks of a byte range
 
 
 class ColdLimits(NamedTuple):
@@ -63,21 +56,13 @@ class ColdLimits(NamedTuple):
         return max(2, min(self.requests_max, self.memory_max_bytes // REQUEST_BYTES))
 
 
-class _Access(NamedTuple):
-    """How a read gets its bytes. `open` takes a chunk, and whether the read holds others open."""
-
-    index_of: Callable[[SegmentEntry], SegmentIndex]
-    open: Callable[[ChunkRef, bool], OpenFile]
-    walk_mode: WalkMode
-
-
 class _Result:
     """The slices that a read has collected so far."""
 
-    __slots__ = ("end_offset", "max_bytes", "next_offset", "remaining_bytes", "slices")
+    __slots__ = ("end_offset", "max_bytes", "next_offset", "remaining_bytes", "slices", "wait")
 
-    def __init__(self, offset: int, max_bytes: int, end_offset: int) -> None:
-        self.end_offset = end_offset
+    def __init__(self, offset: int, max_bytes: int, end_offset: int, wait: Wait) -> None:
+        self.end_offset, self.wait = end_offset, wait
         self.slices: list[FileSlice] = []
         self.next_offset, self.max_bytes, self.remaining_bytes = offset, max_bytes, max_bytes
 
@@ -124,8 +109,6 @@ class ColdReader:
         )
         self._finder = BatchFinder()
         self._prefetcher = Prefetcher(self._fills, self._indexes)
-        self._blocking = _Access(self._indexes.load_index, self._fetch_chunk, BLOCKING)
-        self._non_blocking = _Access(self._cached_index, self._cached_chunk, NON_BLOCKING)
 
     def close(self) -> None:
         self._prefetcher.close()
@@ -142,64 +125,30 @@ class ColdReader:
         max_bytes: int,
         end_offset: int = MAX_OFFSET,
         following: Iterable[SegmentEntry] = (),
+        wait: Wait = Wait.WAIT,
     ) -> TierRead:
         """Batches starting with the one that holds `offset`, continuing into `following` segments.
 
         Returns at least one batch, whatever `max_bytes`, unless none is left below `end_offset`.
-        `following` is iterated more than once. Raises CorruptObject, MissingObject,
-        StoreUnavailable, Throttled, DiskFull.
+        `following` is iterated more than once, and may raise WouldBlock. Raises CorruptObject,
+        MissingObject, StoreUnavailable, Throttled, DiskFull, and WouldBlock if that would have to
+        wait for the store or the disk.
         """
-        index = self._indexes.load_index(segment)
-        ahead = self._prefetcher.start(
-            segment, index, offset, max_bytes=max_bytes, following=following
+        index = self._indexes.load_index(segment, wait)
+        prefetch = partial(
+            self._prefetcher.start,
+            segment,
+            index,
+            offset,
+            max_bytes=max_bytes,
+            following=following,
         )
-        result = _Result(offset, max_bytes, end_offset)
-        self._collect(result, segment, index, following, access=self._blocking)
-        self._prefetcher.finish(segment, result.next_offset, ahead)
+        ahead = prefetch() if wait is Wait.WAIT else None
+        result = _Result(offset, max_bytes, end_offset, wait)
+        self._collect(result, segment, index, following)
+        # A read that did not wait sends no request unless it found something.
+        self._prefetcher.finish(segment, result.next_offset, ahead or prefetch())
         return result.to_read()
-
-    def try_read(
-        self,
-        segment: SegmentEntry,
-        offset: int,
-        *,
-        max_bytes: int,
-        end_offset: int = MAX_OFFSET,
-        following: Iterable[SegmentEntry] = (),
-    ) -> TierRead | None:
-        """As `read`, but None if that would have to wait for the store or the disk.
-
-        `following` may raise BlockingIOError if iterating it would block.
-        """
-        index = self._indexes.cached_index(segment)
-        if index is None:
-            return None
-        result = _Result(offset, max_bytes, end_offset)
-        try:
-            self._collect(result, segment, index, following, access=self._non_blocking)
-        except BlockingIOError:
-            return None
-        ahead = self._prefetcher.start(
-            segment, index, offset, max_bytes=max_bytes, following=following
-        )
-        self._prefetcher.finish(segment, result.next_offset, ahead)
-        return result.to_read()
-
-    def _cached_index(self, segment: SegmentEntry) -> SegmentIndex:
-        index = self._indexes.cached_index(segment)
-        if index is None:
-            raise BlockingIOError(errno.EAGAIN, "the chunk table is not in memory")
-        return index
-
-    def _fetch_chunk(self, chunk: ChunkRef, holds_others: bool) -> OpenFile:
-        # A read that holds chunks open must not wait for space: two of them could deadlock.
-        return self._fills.get(chunk, space_wait_s=0.0 if holds_others else SPACE_WAIT_S)
-
-    def _cached_chunk(self, chunk: ChunkRef, _holds_others: bool) -> OpenFile:
-        file = self._fills.cached(chunk)
-        if file is None:
-            raise BlockingIOError(errno.EAGAIN, "the chunk is not cached")
-        return file
 
     def _collect(
         self,
@@ -207,8 +156,6 @@ class ColdReader:
         segment: SegmentEntry,
         index: SegmentIndex,
         following: Iterable[SegmentEntry],
-        *,
-        access: _Access,
     ) -> None:
         """Collect slices, segment by segment, until there are enough. An error after the first
         slice is left to the next read.
@@ -216,22 +163,20 @@ class ColdReader:
         if segment.base_offset >= result.end_offset:
             return
         try:
-            self._collect_from(segment, index, result, access)
+            self._collect_from(segment, index, result)
             if not result.continues_after(segment):
                 return
             for another in following:
                 if another.base_offset >= result.end_offset:
                     return
-                self._collect_from(another, access.index_of(another), result, access)
+                self._collect_from(another, self._indexes.load_index(another, result.wait), result)
                 if not result.continues_after(another):
                     return
         except TierlogError:
             if not result.slices:
                 raise
 
-    def _collect_from(
-        self, segment: SegmentEntry, index: SegmentIndex, result: _Result, access: _Access
-    ) -> None:
+    def _collect_from(self, segment: SegmentEntry, index: SegmentIndex, result: _Result) -> None:
         """Collect slices of one segment, chunk by chunk, and advance `next_offset`."""
         end_offset = min(result.end_offset, segment.last_offset + 1)
         result.next_offset = max(result.next_offset, segment.base_offset)
@@ -239,7 +184,7 @@ class ColdReader:
         for number in range(index.table.index_of(result.next_offset), len(chunks)):
             if chunks[number].first_offset >= end_offset or result.is_full:
                 break
-            if not self._collect_chunk(index, number, result, end_offset=end_offset, access=access):
+            if not self._collect_chunk(index, number, result, end_offset=end_offset):
                 break
         result.next_offset = _skip_gap(index.table, result.next_offset, end_offset=end_offset)
 
@@ -250,13 +195,12 @@ class ColdReader:
         result: _Result,
         *,
         end_offset: int,
-        access: _Access,
     ) -> bool:
         """Collect a slice of one chunk. Whether it extends to the chunk's end."""
         chunk, ref = index.table.chunks[number], index.chunks[number]
 
         def find(file: OpenFile) -> tuple[FileSlice, int] | None:
-            walk = self._finder.walk(ref, file, mode=access.walk_mode)
+            walk = self._finder.walk(ref, file, result.wait)
             first = walk.find(result.next_offset)
             if first is None or first.next_offset > end_offset:
                 return None
@@ -267,7 +211,10 @@ class ColdReader:
                 )
             return FileSlice(file, first.position, end - first.position), next_offset
 
-        found = self._retry_if_corrupt(ref, partial(access.open, ref, bool(result.slices)), find)
+        # A read that holds chunks open must not wait for space: two of them could deadlock.
+        space_wait_s = 0.0 if result.slices else SPACE_WAIT_S
+        open_ = partial(self._fills.get, ref, space_wait_s=space_wait_s, wait=result.wait)
+        found = self._retry_if_corrupt(ref, open_, find)
         if found is None:
             return False
         piece, next_offset = found
@@ -282,7 +229,7 @@ class ColdReader:
         file = open_()
         try:
             return look(file)
-        except BlockingIOError:
+        except WouldBlock:
             raise
         except (CorruptDataError, OSError):
             self._finder.forget(ref)
@@ -290,39 +237,24 @@ class ColdReader:
         del file  # frees its space in the cache
         return look(open_())
 
-    def byte_range(self, segment: SegmentEntry, *, start: int, end: int) -> Iterator[FileSlice]:
+    def byte_range(
+        self, segment: SegmentEntry, *, start: int, end: int, wait: Wait = Wait.WAIT
+    ) -> Iterator[FileSlice]:
         """Bytes [start, end) of the log, chunk by chunk on demand, with one chunk of read-ahead.
 
-        Raises what `read` does, when the failing chunk is reached.
+        Raises what `read` does, when the failing chunk is reached. Who never waits has all slices
+        open at once: WouldBlock for more than `OPEN_AT_ONCE_MAX`.
         """
-        index = self._indexes.load_index(segment)
+        index = self._indexes.load_index(segment, wait)
         numbers = index.table.numbers_of(start, end)
+        if len(numbers) > OPEN_AT_ONCE_MAX:
+            wait.before("many chunks are sent")
         for number in numbers:
-            if number + 1 in numbers:
+            if number + 1 in numbers and wait is Wait.WAIT:
                 self._fills.prefetch(index.chunks[number + 1])
-            file = self._fills.get(index.chunks[number])
+            file = self._fills.get(index.chunks[number], wait=wait)
             yield _overlap(index.table.chunks[number], file, start=start, end=end)
             del file  # frees its space in the cache while the next chunk is fetched
-
-    def cached_range(
-        self, segment: SegmentEntry, *, start: int, end: int
-    ) -> tuple[FileSlice, ...] | None:
-        """As `byte_range`, but never waits: None if a chunk is not cached, or if the range spans
-        more than `CACHED_RANGE_CHUNKS_MAX` chunks.
-        """
-        index = self._indexes.cached_index(segment)
-        if index is None:
-            return None
-        numbers = index.table.numbers_of(start, end)
-        if len(numbers) > CACHED_RANGE_CHUNKS_MAX:
-            return None
-        slices: list[FileSlice] = []
-        for number in numbers:
-            file = self._fills.cached(index.chunks[number])
-            if file is None:
-                return None
-            slices.append(_overlap(index.table.chunks[number], file, start=start, end=end))
-        return tuple(slices) or None
 
     # --- by time ----------------------------------------------------------------------------------
 

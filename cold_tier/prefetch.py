@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 from tierlog.cold_tier.chunk_fills import ChunkFills
 from tierlog.cold_tier.segment_indexes import SegmentIndex, SegmentIndexes
 from tierlog.host.threads import Threads
+from tierlog.host.waiting import WouldBlock
 from tierlog.record_format.errors import TierlogError
 from tierlog.record_format.segment_entry import SegmentEntry
 
@@ -127,7 +128,7 @@ class Prefetcher:
 
     def _fetch_beyond(self, following: Iterator[SegmentEntry], chunks: int) -> None:
         try:
-            with suppress(TierlogError, BlockingIOError):
+            with suppress(TierlogError, WouldBlock):
                 for segment in islice(following, SEGMENTS_AHEAD):
                     index = self._indexes.load_index(segment)
                     for chunk in index.chunks[:chunks]:

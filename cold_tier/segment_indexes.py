@@ -40,6 +40,7 @@ from tierlog.cold_tier.index_bundle import (
     parse_directory,
 )
 from tierlog.cold_tier.ranged_reader import ChunkRef, read_range
+from tierlog.host.waiting import Wait
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.checkpoint_files import parse_snapshot
 from tierlog.record_format.errors import (
@@ -168,8 +169,10 @@ class SegmentIndexes:
     def cached_bytes(self) -> int:
         return self._bytes
 
-    def load_index(self, segment: SegmentEntry) -> SegmentIndex:
-        """Raises CorruptObject, MissingObject, UnknownFormatVersion, StoreUnavailable."""
+    def load_index(self, segment: SegmentEntry, wait: Wait = Wait.WAIT) -> SegmentIndex:
+        """Raises CorruptObject, MissingObject, UnknownFormatVersion, StoreUnavailable, and
+        WouldBlock if it is not in memory.
+        """
         end = segment.chunk_table_position + segment.chunk_table_size
 
         def load() -> tuple[SegmentIndex, int]:
@@ -177,16 +180,7 @@ class SegmentIndexes:
             found = parse_index(head, segment)
             return found, OBJECT_OVERHEAD * end
 
-        return self._get((segment.indexes_key, 0), load)
-
-    def cached_index(self, segment: SegmentEntry) -> SegmentIndex | None:
-        """The index if it is in memory, else None."""
-        key = (segment.indexes_key, 0)
-        with self._lock:
-            if key not in self._cached:
-                return None
-            self._cached.move_to_end(key)
-            return cast(SegmentIndex, self._cached[key][0])
+        return self._get((segment.indexes_key, 0), load, wait)
 
     def load_section(self, segment: SegmentEntry, kind: SectionKind) -> bytes:
         """A section's bytes; empty if the segment does not have it."""
@@ -224,11 +218,14 @@ class SegmentIndexes:
         except (CorruptObject, CorruptSnapshot, UnknownFormatVersion):
             return None
 
-    def _get(self, key: tuple[str, int], load: Callable[[], tuple[T, int]]) -> T:
+    def _get(
+        self, key: tuple[str, int], load: Callable[[], tuple[T, int]], wait: Wait = Wait.WAIT
+    ) -> T:
         with self._lock:
             if key in self._cached:
                 self._cached.move_to_end(key)
                 return cast(T, self._cached[key][0])
+            wait.before("an index is fetched")
             loading = self._loading.get(key)
             if loading is None:
                 ours: Future[Any] = Future()

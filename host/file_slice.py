@@ -11,6 +11,9 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from tierlog.host.page_cache import pread_nowait
+from tierlog.host.waiting import Wait
+
 
 class OpenFile:
     """A read-only descriptor that is closed with the last reference to this object."""
@@ -45,8 +48,12 @@ class FileSlice(NamedTuple):
     position: int
     size_bytes: int
 
-    def read(self) -> bytes:
-        """The bytes. Raises EOFError if the file is shorter than the slice."""
+    def read(self, wait: Wait = Wait.WAIT) -> bytes:
+        """The bytes. Raises EOFError if the file is shorter than the slice, WouldBlock."""
+        if wait is Wait.NEVER:  # no check beforehand would do: it only takes samples
+            data = pread_nowait(self.file.fd, self.size_bytes, self.position)
+            if len(data) == self.size_bytes:
+                return data
         return pread_exactly(self.file, self.size_bytes, self.position)
 
 

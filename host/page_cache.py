@@ -20,6 +20,8 @@ import mmap
 import os
 from typing import Final, Protocol
 
+from tierlog.host.waiting import WouldBlock
+
 SAMPLE_BYTES: Final = 64 << 10
 COUNTED_SAMPLE_BYTES: Final = 1 << 20  # if all pages are there; readahead reads less at a time
 _COUNT_FROM_BYTES: Final = 3 * SAMPLE_BYTES  # below that, samples are faster
@@ -32,10 +34,10 @@ _CANNOT_TELL: Final = frozenset((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS))
 def pread_nowait(fd: int, size_bytes: int, position: int, /) -> bytes:
     """`os.pread` from the page cache only; short only at the end of the file.
 
-    Raises BlockingIOError if any of it would have to be read from disk.
+    Raises WouldBlock if any of it would have to be read from disk.
     """
     if not NOWAIT:
-        raise BlockingIOError(errno.EAGAIN, "no RWF_NOWAIT on this system")
+        raise WouldBlock("no RWF_NOWAIT on this system")
     buffer, read = bytearray(size_bytes), 0
     try:
         # A short read ends at the end of the file or of the cached part: the next one tells which.
@@ -43,9 +45,11 @@ def pread_nowait(fd: int, size_bytes: int, position: int, /) -> bytes:
             read += more
             if read == size_bytes:
                 return bytes(buffer)
+    except BlockingIOError as error:
+        raise WouldBlock("not in the page cache") from error
     except OSError as error:
         if error.errno in _CANNOT_TELL:
-            raise BlockingIOError(errno.EAGAIN, "no RWF_NOWAIT on this file system") from error
+            raise WouldBlock("no RWF_NOWAIT on this file system") from error
         raise
     return bytes(buffer[:read])
 

@@ -15,10 +15,10 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from tierlog.host.waiting import Wait
 from tierlog.hot_tier.bad_sectors import zero_filling_pread
 from tierlog.hot_tier.batch_walk import (
     CHECK_CHUNK_BYTES,
@@ -41,14 +41,13 @@ from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET
 
 
 def check_before_read(
-    state: LogState, segment: Segment, *, from_offset: int, blocking: bool = True
+    state: LogState, segment: Segment, *, from_offset: int, wait: Wait = Wait.WAIT
 ) -> Damage | None:
     """What is wrong with a segment, of which [from_offset, …) is about to be read; it is checked
-    now if that was not done before. Raises BlockingIOError if that takes a thread, OSError.
+    now if that was not done before. Raises WouldBlock, OSError.
     """
     if from_offset < segment.unchecked_below:
-        if not blocking:
-            raise BlockingIOError(errno.EAGAIN, "a segment has to be checked")
+        wait.before("a segment is checked")
         with state.check_lock:
             if from_offset < segment.unchecked_below:
                 segment.damage = find_damage(state, segment)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 from struct import Struct
 
+from tierlog.host.waiting import Wait
 from tierlog.hot_tier.file_names import OFFSET_INDEX
 from tierlog.hot_tier.indexes import Entry, IndexColumns
-from tierlog.hot_tier.open_files import FileReader, Files
+from tierlog.hot_tier.open_files import FileReader, OpenFiles
 from tierlog.hot_tier.segment import Segment
 from tierlog.record_format.errors import CorruptIndex, eio_as
 from tierlog.record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
@@ -21,9 +22,17 @@ BLOCK_ENTRIES = 512
 
 
 def floor_entry(
-    segment: Segment, files: Files, suffix: str, *, column: int, target: int
+    segment: Segment,
+    files: OpenFiles,
+    suffix: str,
+    *,
+    column: int,
+    target: int,
+    wait: Wait = Wait.WAIT,
 ) -> Entry | None:
-    """The last entry of an index whose `column` is at most `target`."""
+    """The last entry of an index whose `column` is at most `target`. Raises CorruptIndex, and
+    WouldBlock if it has to be read from disk.
+    """
     columns = in_memory(segment, files, suffix)
     if columns is not None:
         return columns.floor(column=column, target=target)
@@ -31,29 +40,28 @@ def floor_entry(
     name = segment.name(suffix)
     try:
         with eio_as(CorruptIndex, file=name):
-            return _floor_in_file(files, name, layout, column=column, target=target)
+            return _floor_in_file(files, name, layout, wait, column=column, target=target)
     except FileNotFoundError:
         raise CorruptIndex("is missing", file=name) from None
     except EOFError as short:
         raise CorruptIndex(str(short), file=name) from None
 
 
-def in_memory(segment: Segment, files: Files, suffix: str) -> IndexColumns | None:
+def in_memory(segment: Segment, files: OpenFiles, suffix: str) -> IndexColumns | None:
     """The index of an active segment, or one that is cached."""
     active = segment.offsets if suffix == OFFSET_INDEX else segment.times
     return active if active is not None else files.indexes.get(segment.name(suffix))
 
 
 def _floor_in_file(
-    files: Files, name: str, layout: Struct, *, column: int, target: int
+    files: OpenFiles, name: str, layout: Struct, wait: Wait, *, column: int, target: int
 ) -> Entry | None:
     """Look into a sealed index that is not cached, and cache it if it is used often enough."""
     generation = files.indexes.generation
-    file = files.open(name)
-    size_bytes = os.fstat(file.fd).st_size
+    index = files.reader_of(files.open(name, wait), wait)
+    size_bytes = os.fstat(index.file.fd).st_size
     if size_bytes % layout.size:
         raise CorruptIndex(f"{size_bytes} bytes are not whole entries", file=name)
-    index = FileReader(file, files.pread)
     if not files.indexes.should_cache(name, size_bytes=size_bytes):
         count = size_bytes // layout.size
         return _floor_on_disk(index, layout, count=count, column=column, target=target)

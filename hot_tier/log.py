@@ -23,10 +23,10 @@ from tierlog.host.clock import monotonic_ms
 from tierlog.host.disk import Disk
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.host.file_slice import TierRead
+from tierlog.host.waiting import Wait
 from tierlog.hot_tier import log_reader
 from tierlog.hot_tier.append import Append, Outcome, append_all
 from tierlog.hot_tier.derived_files import write_snapshot
-from tierlog.hot_tier.file_names import LOG
 from tierlog.hot_tier.flusher import Flusher
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_folder import LogFolder
@@ -42,7 +42,7 @@ from tierlog.hot_tier.log_state import (
     not_uploaded,
     offline_error,
 )
-from tierlog.hot_tier.open_files import NonBlockingFiles, OpenFiles
+from tierlog.hot_tier.open_files import OpenFiles
 from tierlog.hot_tier.reaper import Reaper
 from tierlog.hot_tier.recovery import OpenRequest, RecoveryReport
 from tierlog.hot_tier.roll import disk_error, roll, truncate_fully_and_start_at
@@ -87,9 +87,6 @@ class PartitionLog:
         self._flusher = Flusher(state)
         self._reaper = Reaper(state)
         self.sealed = SealedSegments(state, self._reaper)
-        self._nonblocking_files = NonBlockingFiles(
-            state.files, lambda: state.active.segment.name(LOG)
-        )
 
     @classmethod
     def open(
@@ -302,23 +299,27 @@ class PartitionLog:
     # --- reading ----------------------------------------------------------------------------------
 
     def read(
-        self, offset: int, *, max_bytes: int, end_offset: int | None = None, blocking: bool = True
+        self,
+        offset: int,
+        *,
+        max_bytes: int,
+        end_offset: int | None = None,
+        wait: Wait = Wait.WAIT,
     ) -> TierRead:
         """Whole batches below `end_offset` (default: the high watermark), starting with the one
         that contains `offset`.
 
         Returns at least one batch if there is one. Raises OffsetTrimmed (not on local disk),
-        OffsetPastEnd, CorruptDataError. With `blocking=False`, raises BlockingIOError if locating
-        the batches needs the disk; reading the returned slices may still need it.
+        OffsetPastEnd, CorruptDataError, and WouldBlock if locating the batches needs the disk;
+        reading the returned slices may still need it.
         """
         end = self.high_watermark if end_offset is None else end_offset
-        files = self._state.files if blocking else self._nonblocking_files
         return read_consistently(
             self._state,
             lambda: log_reader.read(
-                self._state, offset, max_bytes=max_bytes, end_offset=end, files=files
+                self._state, offset, max_bytes=max_bytes, end_offset=end, wait=wait
             ),
-            blocking=blocking,
+            wait,
         )
 
     def offset_for_timestamp(
@@ -334,17 +335,17 @@ class PartitionLog:
         )
 
     def aborted_transactions(
-        self, offset: int, end_offset: int, *, blocking: bool = True
+        self, offset: int, end_offset: int, wait: Wait = Wait.WAIT
     ) -> list[AbortedTxn]:
-        """Aborted transactions with records in [offset, end_offset). With `blocking=False`, raises
-        BlockingIOError if that needs the disk.
+        """Aborted transactions with records in [offset, end_offset). Raises WouldBlock if that
+        needs the disk.
         """
         return read_consistently(
             self._state,
             lambda: log_reader.aborted_transactions(
-                self._state, offset, end_offset=end_offset, blocking=blocking
+                self._state, offset, end_offset=end_offset, wait=wait
             ),
-            blocking=blocking,
+            wait,
         )
 
     def segments(self) -> list[SegmentView]:

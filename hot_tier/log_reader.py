@@ -10,19 +10,19 @@
 
 from __future__ import annotations
 
-import errno
 from bisect import bisect_left
 from collections.abc import Callable
 from itertools import accumulate
 from typing import TypeVar
 
 from tierlog.host.file_slice import FileSlice, OpenFile, TierRead
+from tierlog.host.waiting import Wait
 from tierlog.hot_tier.batch_walk import checked_batches
 from tierlog.hot_tier.border_check import check_before_read
 from tierlog.hot_tier.derived_files import read_entries, rebuild_for_reading
 from tierlog.hot_tier.file_names import LOG, TRANSACTION_INDEX
 from tierlog.hot_tier.log_state import LogState, MaxTimestamps, Segments
-from tierlog.hot_tier.open_files import FileReader, Files
+from tierlog.hot_tier.open_files import FileReader
 from tierlog.hot_tier.segment import Segment, SegmentEnd
 from tierlog.hot_tier.segment_lookup import SegmentLookup, find_largest_timestamp
 from tierlog.record_format.batch import BatchHeader
@@ -42,10 +42,10 @@ MAX_SLICES = 64
 
 
 def read(
-    state: LogState, offset: int, *, max_bytes: int, end_offset: int, files: Files
+    state: LogState, offset: int, *, max_bytes: int, end_offset: int, wait: Wait = Wait.WAIT
 ) -> TierRead:
     """Batches below `end_offset`, starting with the one that contains `offset`; at least one if
-    there is one. With non-blocking `files`, raises BlockingIOError if it would have to block.
+    there is one. Raises WouldBlock if they cannot be found without waiting.
 
     The result is empty at the end of the log, and if only offsets without batches remain. Raises
     OffsetTrimmed (below the first local segment or the log start), OffsetPastEnd, CorruptDataError.
@@ -60,7 +60,7 @@ def read(
             break
         try:
             found = _read_segment(
-                state, files, segment, next_offset, max_bytes=left_bytes, end_offset=end_offset
+                state, segment, next_offset, max_bytes=left_bytes, end_offset=end_offset, wait=wait
             )
         except CorruptDataError:
             if not slices:
@@ -91,19 +91,20 @@ def _check_range(state: LogState, segments: Segments, offset: int, end_offset: i
 
 def _read_segment(
     state: LogState,
-    files: Files,
     segment: Segment,
     offset: int,
     *,
     max_bytes: int,
     end_offset: int,
+    wait: Wait,
 ) -> tuple[FileSlice, int] | None:
     """The segment's slice and the offset after it; None if it has none."""
 
     def look_up() -> tuple[FileSlice, int] | None:
-        blocking = files is state.files
-        damage = check_before_read(state, segment, from_offset=offset, blocking=blocking)
-        lookup = SegmentLookup(segment, files, damage.part_at(offset) if damage else None)
+        damage = check_before_read(state, segment, from_offset=offset, wait=wait)
+        lookup = SegmentLookup(
+            segment, state.files, damage.part_at(offset) if damage else None, wait=wait
+        )
         first = lookup.find_offset(offset)
         if first is None or first.last_offset >= end_offset:
             return None
@@ -115,7 +116,7 @@ def _read_segment(
         piece = FileSlice(lookup.log.file, first.position, end.size_bytes - first.position)
         return piece, end.next_offset
 
-    return with_index_rebuild(state, segment, look_up, blocking=files is state.files)
+    return with_index_rebuild(state, segment, look_up, wait)
 
 
 def _flushed_end(
@@ -133,34 +134,32 @@ def _flushed_end(
 
 
 def with_index_rebuild(
-    state: LogState, segment: Segment, look_up: Callable[[], T], *, blocking: bool = True
+    state: LogState, segment: Segment, look_up: Callable[[], T], wait: Wait = Wait.WAIT
 ) -> T:
     """The result of `look_up`; if the index is corrupt it is rebuilt and the look-up repeated.
-    Callers that must not block get BlockingIOError instead.
 
-    Raises OffsetTrimmed if the segment was deleted meanwhile, CorruptDataError, also for a `.log`
-    that the disk cannot read.
+    Raises WouldBlock, OffsetTrimmed if the segment was deleted meanwhile, CorruptDataError, also
+    for a `.log` that the disk cannot read.
     """
     try:
         with eio_as(CorruptBatch, file=segment.name(LOG)):
             try:
                 return look_up()
             except CorruptIndex:
-                if not blocking:
-                    raise BlockingIOError(errno.EAGAIN, "an index has to be rebuilt") from None
+                wait.before("an index is rebuilt")
                 rebuild_for_reading(state, segment)
                 return look_up()
     except FileNotFoundError:
         raise _missing_segment_error(state, segment) from None
 
 
-def file_of(state: LogState, segment: Segment) -> OpenFile:
-    """A segment's `.log`. Raises as `_missing_segment_error`, and CorruptBatch if the disk cannot
-    open it.
+def file_of(state: LogState, segment: Segment, wait: Wait = Wait.WAIT) -> OpenFile:
+    """A segment's `.log`. Raises as `_missing_segment_error`, CorruptBatch if the disk cannot open
+    it, and WouldBlock.
     """
     try:
         with eio_as(CorruptBatch, file=segment.name(LOG)):
-            return state.files.open(segment.name(LOG))
+            return state.files.open(segment.name(LOG), wait)
     except FileNotFoundError:
         raise _missing_segment_error(state, segment) from None
 
@@ -261,17 +260,16 @@ def _find_in_batch(
 
 
 def aborted_transactions(
-    state: LogState, offset: int, *, end_offset: int, blocking: bool = True
+    state: LogState, offset: int, *, end_offset: int, wait: Wait = Wait.WAIT
 ) -> list[AbortedTxn]:
     """Aborted transactions with records in [offset, end_offset), by their markers' offsets. Raises
-    OffsetTrimmed if a segment was deleted meanwhile; BlockingIOError if an index has to be read and
-    the caller must not block.
+    OffsetTrimmed if a segment was deleted meanwhile; WouldBlock if an index has to be read.
     """
     segments = state.segments
     found: list[AbortedTxn] = []
     for segment in segments.items[max(segments.number_of(offset), 0) :]:
-        if segment.has_transactions and not blocking:
-            raise BlockingIOError(errno.EAGAIN, "a transaction index has to be read")
+        if segment.has_transactions:
+            wait.before("a transaction index is read")
         try:
             entries = read_entries(segment)
         except FileNotFoundError:

@@ -12,27 +12,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from tierlog.host.file_slice import OpenFile
 from tierlog.host.page_cache import pread_nowait
+from tierlog.host.waiting import Wait
 from tierlog.hot_tier.indexes import IndexCache
 
 KEPT_OPEN_MAX = 64
 
 Pread = Callable[[int, int, int], bytes]  # (fd, size, position)
-
-
-class Files(Protocol):
-    """What a look-up needs: `OpenFiles`, or `NonBlockingFiles`."""
-
-    @property
-    def indexes(self) -> IndexCache: ...
-
-    @property
-    def pread(self) -> Pread: ...
-
-    def open(self, path: Path | str) -> OpenFile: ...
 
 
 class OpenFiles:
@@ -47,11 +36,12 @@ class OpenFiles:
         self._pinned: dict[str, OpenFile] = {}
         self.indexes = IndexCache()
 
-    def open(self, path: Path | str) -> OpenFile:
-        """The file, from the cache or opened now. Raises FileNotFoundError."""
+    def open(self, path: Path | str, wait: Wait = Wait.WAIT) -> OpenFile:
+        """The file, from the cache or opened now. Raises FileNotFoundError, WouldBlock."""
         file = self.get(path)
         if file is not None:
             return file
+        wait.before("a file is opened")
         generation = self._generation
         file = OpenFile(path)
         with self._lock:
@@ -63,6 +53,10 @@ class OpenFiles:
             ]
         del dropped  # closed outside the lock
         return file
+
+    def reader_of(self, file: OpenFile, wait: Wait) -> FileReader:
+        """A reader that raises WouldBlock for what is not in the page cache."""
+        return FileReader(file, self.pread if wait is Wait.WAIT else pread_nowait)
 
     def get(self, path: Path | str) -> OpenFile | None:
         """The file, if it is in the cache."""
@@ -101,37 +95,6 @@ class OpenFiles:
             self._files.clear()
             for name in [name for name in self._pinned if name.startswith(below)]:
                 del self._pinned[name]
-
-
-class NonBlockingFiles:
-    """Replaces `OpenFiles` in a look-up that must not block: whatever would need the disk raises
-    BlockingIOError, and a thread that may block repeats the call.
-
-    On systems that cannot tell what is in the page cache, every read raises it.
-    """
-
-    pread: Final = staticmethod(pread_nowait)
-
-    def __init__(self, files: OpenFiles, active_log: Callable[[], str]) -> None:
-        """`active_log` returns the name of the file that is being appended to."""
-        self._files, self._active_log = files, active_log
-
-    @property
-    def indexes(self) -> IndexCache:
-        return self._files.indexes
-
-    def open(self, path: Path | str) -> OpenFile:
-        """A file that is already open, or the active segment's, which is opened: it was just
-        written.
-
-        Raises BlockingIOError for any other.
-        """
-        file = self._files.get(path)
-        if file is None:
-            if path != self._active_log():
-                raise BlockingIOError(f"{path} is not open")
-            file = self._files.open(path)
-        return file
 
 
 class FileReader:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tierlog.host.file_slice import OpenFile
+from tierlog.host.waiting import Wait
 from tierlog.hot_tier.batch_walk import checked_batches, headers_of
 from tierlog.hot_tier.border_check import check_whole, crc32c_of_segment
 from tierlog.hot_tier.cleaner import Cleanable, CleanedRound, Cleaner, CleanerHooks, find_cleanable
@@ -91,6 +92,7 @@ class OpenedSegment(NamedTuple):
     size_bytes: int
     crc32c: int
     file: OpenFile
+    next_offset: int
 
 
 class SegmentStats(NamedTuple):
@@ -255,36 +257,21 @@ class SealedSegments:
         with eio_as(CorruptBatch, file=segment.name(LOG)):
             return crc32c_of_segment(self._state, segment)
 
-    def open(self, base_offset: int) -> OpenedSegment:
-        """A segment's bytes, with the file open. Raises as `crc32c`."""
-        return read_consistently(self._state, lambda: self._open(self._find(base_offset)))
+    def open(self, base_offset: int, wait: Wait = Wait.WAIT) -> OpenedSegment:
+        """A segment's bytes, with the file open. Raises as `crc32c`, and WouldBlock unless the
+        file is open and its checksum known.
+        """
+        return read_consistently(
+            self._state, lambda: self._open(self._find(base_offset), wait), wait
+        )
 
-    def _open(self, segment: Segment) -> OpenedSegment:
+    def _open(self, segment: Segment, wait: Wait) -> OpenedSegment:
+        if segment.crc32c is None or segment.unchecked_below != segment.base_offset:
+            wait.before("a segment is checked")
         self._check(segment)
         crc = self._crc32c(segment)
-        return OpenedSegment(segment.end.size_bytes, crc, file_of(self._state, segment))
-
-    def try_open(self, base_offset: int) -> OpenedSegment | None:
-        """As `open`, if the file is open and its checksum known; None if the disk would be
-        needed.
-        """
-        try:
-            return read_consistently(
-                self._state, lambda: self._try_open(base_offset), blocking=False
-            )
-        except BlockingIOError:
-            return None
-
-    def _try_open(self, base_offset: int) -> OpenedSegment | None:
-        try:
-            segment = self._find(base_offset)
-        except UnknownSegment:
-            return None
-        file = self._state.files.get(segment.name(LOG))
-        is_checked = segment.unchecked_below == segment.base_offset and segment.damage is None
-        if file is None or segment.crc32c is None or not is_checked:
-            return None
-        return OpenedSegment(segment.end.size_bytes, segment.crc32c, file)
+        file = file_of(self._state, segment, wait)
+        return OpenedSegment(segment.end.size_bytes, crc, file, segment.end.next_offset)
 
     def prepare_upload(self, base_offset: int) -> SegmentFiles:
         """The files of a flushed segment, to be read by path under `lock`: its batches checked, its

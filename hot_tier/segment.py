@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tierlog.host.durable_file import read_whole
+from tierlog.host.waiting import Wait
 from tierlog.hot_tier.batch_walk import check_in_order, headers_from
 from tierlog.hot_tier.file_names import (
     LOG,
@@ -32,7 +33,7 @@ from tierlog.hot_tier.file_names import (
     path_of,
 )
 from tierlog.hot_tier.indexes import IndexColumns, LargestTimestamp
-from tierlog.hot_tier.open_files import FileReader, Files
+from tierlog.hot_tier.open_files import FileReader, OpenFiles
 from tierlog.record_format.batch import NO_TIMESTAMP, BatchHeader
 from tierlog.record_format.errors import CorruptBatch, CorruptIndex
 from tierlog.record_format.index_layouts import (
@@ -123,11 +124,14 @@ class Segment:
         """As `path`, but a string, and cheaper."""
         return _name(self._folder_name, self.base_offset, suffix)
 
-    def log_reader(self, files: Files) -> FileReader:
-        return FileReader(files.open(self.name(LOG)), files.pread)
+    def log_reader(self, files: OpenFiles, wait: Wait = Wait.WAIT) -> FileReader:
+        """Raises FileNotFoundError, WouldBlock."""
+        # To open the active log is no wait: it was just written.
+        file = files.open(self.name(LOG), Wait.WAIT if self.offsets is not None else wait)
+        return files.reader_of(file, wait)
 
     def headers(
-        self, files: Files, *, start: int = 0, end_offset: int | None = None
+        self, files: OpenFiles, *, start: int = 0, end_offset: int | None = None
     ) -> Iterator[BatchHeader]:
         """All batch headers from the position `start`, as `headers_from` yields them, if their
         offsets are in order and below `end_offset` (default: the segment's end).
@@ -156,7 +160,7 @@ class Segment:
         except CorruptBatch as bad:
             raise bad.with_location(file=self.name(LOG), offset=expected) from None
 
-    def first_timestamp(self, files: Files) -> int | None:
+    def first_timestamp(self, files: OpenFiles) -> int | None:
         """The first batch's largest timestamp, which Kafka uses as the segment's first; None if it
         is empty.
         """

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
+from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.hot_tier.batch_walk import ONE_HEADER_BYTES, WINDOW_BYTES, headers_from
 from tierlog.hot_tier.file_names import OFFSET_INDEX, TIME_INDEX
 from tierlog.hot_tier.index_lookup import floor_entry, in_memory
 from tierlog.hot_tier.indexes import Entry, IndexColumns, LargestTimestamp
-from tierlog.hot_tier.open_files import Files
+from tierlog.hot_tier.open_files import OpenFiles
 from tierlog.hot_tier.segment import MAX_SEGMENT_BYTES, Part, Segment, SegmentEnd
 from tierlog.record_format.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, parse_header
 from tierlog.record_format.errors import CorruptBatch, CorruptIndex
@@ -25,13 +26,20 @@ from tierlog.record_format.errors import CorruptBatch, CorruptIndex
 class SegmentLookup:
     """One short-lived look-up; holds the log file open. Raises FileNotFoundError when created."""
 
-    __slots__ = ("_columns", "_end", "_files", "_segment", "_start", "log")
+    __slots__ = ("_columns", "_end", "_files", "_segment", "_start", "_wait", "log")
 
-    def __init__(self, segment: Segment, files: Files, part: Part | None = None) -> None:
+    def __init__(
+        self,
+        segment: Segment,
+        files: OpenFiles,
+        part: Part | None = None,
+        *,
+        wait: Wait = Wait.WAIT,
+    ) -> None:
         """`part`: the sound part of a damaged segment to which the look-up is confined."""
-        self._segment, self._files = segment, files
+        self._segment, self._files, self._wait = segment, files, wait
         self._start, self._end = (part.start, part.end) if part else (0, segment.end)
-        self.log = segment.log_reader(files)
+        self.log = segment.log_reader(files, wait)
         self._columns: IndexColumns | None = None  # the offset index, if it is in memory
 
     def find_offset(self, offset: int) -> BatchHeader | None:
@@ -137,8 +145,8 @@ class SegmentLookup:
         headers = headers_from(self.log, entry[1], end=end, first_bytes=first_bytes)
         try:
             first = next(headers)
-        except BlockingIOError:
-            raise  # from a non-blocking reader: says nothing about the index
+        except WouldBlock:
+            raise  # it says nothing about the index
         except (CorruptBatch, StopIteration, OSError):
             raise self._corrupt_index(entry) from None
         if first.last_offset != self._segment.base_offset + entry[0]:
@@ -150,7 +158,7 @@ class SegmentLookup:
         relative_offset, position = entry
         try:
             header = parse_header(self.log.read(HEADER_SIZE, position), at=position)
-        except BlockingIOError:
+        except WouldBlock:
             raise
         except (CorruptBatch, OSError):
             raise self._corrupt_index(entry) from None
@@ -170,14 +178,16 @@ class SegmentLookup:
     def _floor_offset(self, *, column: int, target: int) -> Entry | None:
         if self._columns is not None:
             return self._columns.floor(column=column, target=target)
-        return floor_entry(self._segment, self._files, OFFSET_INDEX, column=column, target=target)
+        return floor_entry(
+            self._segment, self._files, OFFSET_INDEX, column=column, target=target, wait=self._wait
+        )
 
 
 def _exceeds(header: BatchHeader, *, stop: int, end_offset: int) -> bool:
     return header.position + header.size_bytes > stop or header.last_offset >= end_offset
 
 
-def find_largest_timestamp(segment: Segment, files: Files) -> LargestTimestamp:
+def find_largest_timestamp(segment: Segment, files: OpenFiles) -> LargestTimestamp:
     """The last time index entry, or the result of a scan over all headers if there is none. Stored
     in the segment.
     """
@@ -192,7 +202,7 @@ def find_largest_timestamp(segment: Segment, files: Files) -> LargestTimestamp:
     return largest
 
 
-def _check_largest(segment: Segment, largest: LargestTimestamp, files: Files) -> None:
+def _check_largest(segment: Segment, largest: LargestTimestamp, files: OpenFiles) -> None:
     """A file that lost its end still has whole entries, but the last batches have later times."""
     lookup = SegmentLookup(segment, files)
     found: BatchHeader | None = None
@@ -221,14 +231,14 @@ def _check_time_entry(
         )
 
 
-def last_time_entry(segment: Segment, files: Files) -> LargestTimestamp | None:
+def last_time_entry(segment: Segment, files: OpenFiles) -> LargestTimestamp | None:
     entry = floor_entry(segment, files, TIME_INDEX, column=0, target=2**63 - 1)
     if entry is None:
         return None
     return LargestTimestamp(entry[0], segment.base_offset + entry[1])
 
 
-def _walk_for_largest(segment: Segment, files: Files) -> LargestTimestamp:
+def _walk_for_largest(segment: Segment, files: OpenFiles) -> LargestTimestamp:
     largest = LargestTimestamp(NO_TIMESTAMP, segment.base_offset)
     for header in segment.headers(files):
         if header.max_timestamp > largest.timestamp:

@@ -4,33 +4,32 @@
   is valid only if no swap happened meanwhile; otherwise the look-up is retried.
 * `LogState.swap_sequence` is odd while files are being renamed, under the log's lock, and increases
   by two with each swap. Renames and the sync of the folder take milliseconds; a look-up that starts
-  during them waits, or raises BlockingIOError.
+  during them waits, or raises WouldBlock.
 * An open descriptor keeps naming the same file, so slices that were handed out stay valid.
 """
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from tierlog.host.waiting import Wait
 from tierlog.hot_tier.log_state import LogState
 from tierlog.record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
 
 T = TypeVar("T")
 
 
-def read_consistently(state: LogState, look_up: Callable[[], T], *, blocking: bool = True) -> T:
+def read_consistently(state: LogState, look_up: Callable[[], T], wait: Wait = Wait.WAIT) -> T:
     """The result of `look_up`, or its error, from a run that no swap overlapped.
 
-    Raises BlockingIOError if a swap is in progress and the caller must not block.
+    Raises WouldBlock if a swap is in progress and the caller never waits.
     """
     while True:
         before = state.swap_sequence
         if before % 2:
-            if not blocking:
-                raise BlockingIOError(errno.EAGAIN, "segments are being replaced")
+            wait.before("segments are replaced")
             with state.lock:
                 continue
         try:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from tierlog.host.clock import boottime_ms
+from tierlog.host.waiting import Wait
 from tierlog.manifest.codec import (
     MAX_MANIFEST_BYTES,
     MAX_PAGE_BYTES,
@@ -215,13 +216,18 @@ class ManifestStore:
             raise CorruptManifest("the page's checksum differs from the manifest's", file=key)
         return data
 
-    def find_segment(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
-        """The entry that contains `offset`, or else the next one; None at the cold tier's end."""
-        return find_entry(manifest, offset, pages=self)
-
-    def find_cached(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
-        """`find` without I/O: None also if the entry's page is not cached."""
-        return find_entry(manifest, offset, pages=self._cache)
+    def find_segment(
+        self, manifest: Manifest, offset: int, wait: Wait = Wait.WAIT
+    ) -> SegmentEntry | None:
+        """The entry that contains `offset`, or else the next one; None at the cold tier's end.
+        Raises WouldBlock if its page is not cached.
+        """
+        if wait is Wait.WAIT:
+            return find_entry(manifest, offset, pages=self)
+        entry = find_entry(manifest, offset, pages=self._cache)
+        if entry is None and offset < manifest.end_offset:
+            wait.before("a page of the manifest is fetched")
+        return entry
 
     def iter_entries(
         self, manifest: Manifest, *, from_offset: int = 0, since_ms: int = -1

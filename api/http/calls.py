@@ -8,7 +8,7 @@ Paths are split before they are percent-decoded: an encoded slash never changes 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
@@ -23,8 +23,7 @@ from tierlog.api.http.request.media_types import JSON
 from tierlog.api.http.responses import AnyResponse
 
 Endpoint = Callable[..., Awaitable[FastApiResponse]]
-Handler = Callable[[Context, Exchange], Awaitable[AnyResponse]]
-TryHandler = Callable[[Context, Exchange], AnyResponse | None]
+Handler = Callable[[Context, Exchange], Coroutine[Any, Any, AnyResponse]]
 
 _CACHED_PATHS_MAX: Final = 4096
 _CACHED_PATH_BYTES_MAX: Final = 512
@@ -57,15 +56,14 @@ class Call:
     Either `endpoint`, a handler with FastAPI's dependencies, or `handler`, which is called without
     them: of calls that carry records, and of static files and the console.
 
-    `try_handler` is called before `handler`, on the event loop, and returns the response if that is
-    possible without waiting, otherwise None. `only_reads`: a POST that changes nothing.
+    `immediate`: the handler is begun in the parser's callback, and calls `until_task` before it
+    waits. `only_reads`: a POST that changes nothing.
     """
 
     method: str
     path: str
     endpoint: Endpoint | None = None
     handler: Handler | None = None
-    try_handler: TryHandler | None = None
     summary: str
     tag: str
     description: str = ""
@@ -78,6 +76,7 @@ class Call:
     other_responses: Mapping[int, OtherResponse] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     only_reads: bool = False
+    immediate: bool = False
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, Protocol, TypeVar
 
 from tierlog.api.http.access.check import Access
 from tierlog.api.http.all_completed import AllCompleted
@@ -24,6 +24,7 @@ from tierlog.api.http.decoding_memory import DecodingMemory
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.fetch.shared_pages import SharedPages
 from tierlog.api.http.fetch.watermarks import Watermarks
+from tierlog.api.http.immediate_handlers import ImmediateHandlers
 from tierlog.api.http.local_paths import path_shortener
 from tierlog.api.http.metrics import timings
 from tierlog.api.http.metrics.broker import BrokerMetrics
@@ -35,11 +36,19 @@ from tierlog.api.http.unsent_responses import UnsentResponses
 from tierlog.broker.broker import Broker
 from tierlog.broker.partition import Partition
 from tierlog.host.threads import Threads
+from tierlog.host.waiting import Wait, WouldBlock
 
 P = ParamSpec("P")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 UNKNOWN_SIZE: Final = sys.maxsize  # of a compressed body: expanding it may take too long
+
+
+class ImmediateCall(Protocol[T_co]):
+    """A read that raises WouldBlock if it would wait and may not."""
+
+    def __call__(self, *, wait: Wait) -> T_co: ...
 
 
 class Context:
@@ -61,6 +70,7 @@ class Context:
         self.access = Access(settings, self._parsers)
         self._waiting: set[Callable[[], None]] = set()
         self.is_stopping = False
+        self.immediate = ImmediateHandlers()
         self._register_metrics()
 
     def _pool(self, name: str, threads: int) -> Threads:
@@ -83,6 +93,17 @@ class Context:
     async def read_cold(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that may wait for the bucket."""
         return await self._timed(self._cold_readers, partial(call, *args, **kwargs))
+
+    async def read_partition(self, partition: Partition, offset: int, call: ImmediateCall[T]) -> T:
+        """Make the call here if it need not wait, otherwise in a thread of the tier that holds
+        this offset.
+        """
+        try:
+            return call(wait=Wait.NEVER)
+        except WouldBlock:
+            return await self.run(
+                self.threads_for(partition, offset), partial(call, wait=Wait.WAIT)
+            )
 
     async def read_at(self, partition: Partition, offset: int, call: Callable[[], T]) -> T:
         """Run a call that may wait for the tier that holds this offset."""
@@ -119,6 +140,7 @@ class Context:
 
     async def run(self, threads: Executor, call: Callable[[], T]) -> T:
         """Run a call in a thread, with this request's context: its log lines carry the id."""
+        await self.immediate.until_task()
         future = threads.submit(contextvars.copy_context().run, call)
         try:
             await AllCompleted([future])

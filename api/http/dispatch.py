@@ -17,7 +17,7 @@ import itertools
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
@@ -70,12 +70,13 @@ class RequestIds:
 @dataclass(slots=True)
 class StartedRequest:
     """A request after authentication and routing: its call, its response if there is one already,
-    or both.
+    or both; `rest`: of a handler that was begun.
     """
 
     exchange: Exchange
     call: Call | None = None
     response: AnyResponse | None = None
+    rest: Awaitable[AnyResponse] | None = None
 
 
 class TierlogApp(FastAPI):
@@ -154,10 +155,12 @@ class TierlogApp(FastAPI):
             if call is None:
                 path = scope["raw_path"].decode("latin-1")  # an encoded slash is not one
                 raise NotFound(f"{path} is not a path of this API; see /docs")
-            if call.try_handler is None:
+            if call.handler is None or not call.immediate:
                 check_request(call, exchange)
                 return StartedRequest(exchange, call)
-            return StartedRequest(exchange, call, call.try_handler(self.context, exchange))
+            return StartedRequest(
+                exchange, call, *self.context.immediate.begin(call.handler(self.context, exchange))
+            )
         except Exception as error:  # noqa: BLE001
             # Handled here: a stored exception would keep alive the frames that it passed through.
             with bound_contextvars(request_id=exchange.request_id):
@@ -196,7 +199,7 @@ class TierlogApp(FastAPI):
             if response is None:
                 assert call is not None, "a path without a call has its response already"
                 if call.handler is not None:
-                    response = await call.handler(self.context, exchange)
+                    response = await (started.rest or call.handler(self.context, exchange))
                 else:
                     response = await self._through_fastapi(exchange, call)
             return await self.context.unsent.admit(exchange, response)

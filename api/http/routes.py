@@ -9,8 +9,8 @@ from tierlog.api.http import schemas
 from tierlog.api.http.admin import groups, operations, partitions, topics
 from tierlog.api.http.calls import Body, Call, OtherResponse
 from tierlog.api.http.fetch import many
-from tierlog.api.http.fetch.segments import get_segment, try_get_segment
-from tierlog.api.http.fetch.single import FetchQuery, fetch, try_fetch
+from tierlog.api.http.fetch.segments import get_segment
+from tierlog.api.http.fetch.single import FetchQuery, fetch
 from tierlog.api.http.fetch.tail import TailQuery, tail_partition, tail_topic
 from tierlog.api.http.metrics.registry import CONTENT_TYPE
 from tierlog.api.http.produce.columns import RecordsIn
@@ -234,7 +234,7 @@ _RECORD_CALLS: Final = (
         method="GET",
         path=_PARTITION + "/records",
         handler=fetch,
-        try_handler=try_fetch,
+        immediate=True,
         summary="Fetch from an offset, a keyword or a time",
         description=(
             "`offset`: a number, `earliest` (default), `latest` or `earliest-local`; `timestamp` "
@@ -303,7 +303,7 @@ _LOG_CALLS: Final = (
         method="GET",
         path=_PARTITION + "/segments/{base_offset}",
         handler=get_segment,
-        try_handler=try_get_segment,
+        immediate=True,
         summary="A segment's bytes",
         headers={
             "Range": "bytes=first-last",

@@ -150,11 +150,3 @@ def open_log(tmp_path: Path, clock: Clock) -> Callable[..., PartitionLog]:
     for log in opened:
         if not log.offline:
             log.close()
-
-
-def try_read(log: PartitionLog, offset: int, *, max_bytes: int) -> TierRead | None:
-    """Read without waiting; None if the read would have to wait."""
-    try:
-        return log.read(offset, max_bytes=max_bytes, blocking=False)
-    except BlockingIOError:
-        return None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
+from tests.fakes.at_once import at_once
 from tierlog.api.http.fetch.record_json import is_aborted
 from tierlog.broker.partition import Fetched, Partition
 from tierlog.hot_tier.log_config import LogConfig
@@ -202,7 +203,7 @@ def read(
     offset, found = partition.offsets().log_start_offset, []
     while offset < end_offset:
         limit = random.choice((1, 1000, 1 << 20, 1 << 20))
-        fetched = partition.try_read(offset, max_bytes=limit, committed=committed)
+        fetched = at_once(partition.read, offset, max_bytes=limit, committed=committed)
         if fetched is None:
             fetched = partition.read(offset, max_bytes=limit, committed=committed)
         if fetched.next_offset <= offset:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 from structlog.testing import capture_logs
 
+from tests.fakes.at_once import at_once
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore, ShortRead
 from tests.fakes.partition_life import PartitionLife, idempotent_value
 from tests.fakes.records import iter_records
@@ -24,7 +25,7 @@ from tests.fakes.soak import MINUTES, soak_seed
 from tierlog.broker.broker import Broker
 from tierlog.broker.groups.requests import NewOffset
 from tierlog.broker.partition import Partition
-from tierlog.broker.segment_listing import iter_segments, open_segment, slices_of, try_open_segment
+from tierlog.broker.segment_listing import iter_segments, open_segment, slices_of
 from tierlog.broker.settings import BrokerSettings
 from tierlog.hot_tier.append import Acks
 from tierlog.object_store.open import open_store
@@ -93,7 +94,7 @@ class Page(NamedTuple):
 
 
 def read(partition: Partition, offset: int, *, max_bytes: int = 8192) -> Page:
-    fetched = partition.try_read(offset, max_bytes=max_bytes)
+    fetched = at_once(partition.read, offset, max_bytes=max_bytes)
     if fetched is None:
         fetched = partition.read(offset, max_bytes=max_bytes)
     data = b"".join(piece.read() for piece in fetched.slices)
@@ -265,7 +266,9 @@ class Workload:
         partition.offset_for_timestamp(int(time.time() * 1000) - dice.randrange(3000))
         bases = [segment.base_offset for segment in iter_segments(partition)] or [0]
         base_offset = dice.choice(bases)
-        found = try_open_segment(partition, base_offset) or open_segment(partition, base_offset)
+        found = at_once(open_segment, partition, base_offset) or open_segment(
+            partition, base_offset
+        )
         slices = slices_of(partition, found, start=0, end=found.size_bytes)
         data = b"".join(piece.read() for piece in slices)
         assert len(data) == found.size_bytes

@@ -54,6 +54,7 @@ class LongPoll:
         """Return when one of the high watermarks is above its offset, or when `over`. It may return
         early for a partition that was awaited before, at a lower offset.
         """
+        await self._context.immediate.until_task()
         self.listen()
         if self._timer is None:
             self._timer = self._loop.call_at(self._deadline, self._end)

@@ -49,6 +49,7 @@ from tierlog.api.http.fetch.single import FetchQuery, json_object, read_again
 from tierlog.api.http.responses import JSON, NO_STORE, AnyResponse
 from tierlog.api.http.settings import MIB
 from tierlog.broker.partition import Fetched, Partition
+from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.record_format.errors import StoreUnavailable, Throttled, TierlogError
 
 MAX_PARTITIONS: Final = 1000
@@ -102,7 +103,7 @@ class RecordBudget:
         self._text = record_json.TEXT_BYTES
 
     def write_page(
-        self, fetch: PartitionFetch, fetched: Fetched, encoding: Encoding, *, nowait: bool
+        self, fetch: PartitionFetch, fetched: Fetched, encoding: Encoding, wait: Wait
     ) -> PageText:
         if min(self._bytes, self._records, self._text) <= 0:
             return PageText((), fetch.offset, 0)
@@ -111,7 +112,7 @@ class RecordBudget:
             offset=fetch.offset,
             max_bytes=min(fetch.page_bytes, self._bytes),
             max_records=self._records,
-            nowait=nowait,
+            wait=wait,
         )
         text = record_json.write_array(page, encoding, text_bytes=self._text)
         self._bytes -= page.size_bytes
@@ -236,7 +237,13 @@ def _unread(fetch: PartitionFetch, *, committed: bool) -> PartitionFetch:
 def _needs_store(fetch: PartitionFetch) -> bool:
     partition, offset = fetch.partition, fetch.offset
     is_cold = offset < partition.offsets().local_log_start_offset
-    return is_cold and partition.try_read(offset, max_bytes=1) is None
+    if not is_cold:
+        return False
+    try:
+        partition.read(offset, max_bytes=1, wait=Wait.NEVER)
+    except WouldBlock:
+        return True
+    return False
 
 
 def _is_enough(fetches: Sequence[Fetch], request: FetchMany) -> bool:
@@ -273,11 +280,11 @@ async def _response(
             records = fetched.span_from(fetch.offset)
             context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=records)
 
-    def render(nowait: bool) -> list[Part]:
+    def render(wait: Wait) -> list[Part]:
         budget = RecordBudget(request.max_bytes)
         parts: list[Part] = [b'{"partitions":[']
         for fetch in fetches:
-            json = _fetch_json(context, exchange, fetch, budget, request=request, nowait=nowait)
+            json = _fetch_json(context, exchange, fetch, budget, request=request, wait=wait)
             parts += (*json, b",")
         parts[-1] = b"]}"
         return parts
@@ -293,13 +300,13 @@ def _fetch_json(
     budget: RecordBudget,
     *,
     request: FetchMany,
-    nowait: bool,
+    wait: Wait,
 ) -> Sequence[Part]:
     if isinstance(fetch, FailedFetch):
         return (_error_json(context, exchange, fetch),)
     assert fetch.fetched is not None, "read before"
     try:
-        text = budget.write_page(fetch, fetch.fetched, request.encoding, nowait=nowait)
+        text = budget.write_page(fetch, fetch.fetched, request.encoding, wait)
     except TierlogError as error:
         failed = FailedFetch(fetch.partition.topic, fetch.partition.number, error)
         return (_error_json(context, exchange, failed),)

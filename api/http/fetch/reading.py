@@ -12,12 +12,13 @@ from msgspec import Meta
 
 from tierlog.api.http.context import UNKNOWN_SIZE, Context
 from tierlog.api.http.fetch.large_records import LargeText
-from tierlog.api.http.fetch.record_json import Part, WouldBlock
+from tierlog.api.http.fetch.record_json import Part
 from tierlog.api.http.metrics import timings
 from tierlog.api.http.problems import HeaderList
 from tierlog.api.http.responses import AnyResponse, Response, StreamResponse
 from tierlog.api.http.settings import MAX_FETCH_BYTES, MAX_WAIT_MS
 from tierlog.broker.partition import Fetched, Partition, Tier
+from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.hot_tier.log_state import Offsets
 
 T = TypeVar("T")
@@ -42,8 +43,9 @@ async def read(context: Context, partition: Partition, offset: int, query: ReadQ
     """Read on the event loop if everything is in memory, otherwise in a thread of the tier."""
     began_s = time.perf_counter()
     max_bytes, committed = query.max_bytes, query.committed
-    fetched = partition.try_read(offset, max_bytes=max_bytes, committed=committed)
-    if fetched is None:
+    try:
+        fetched = partition.read(offset, max_bytes=max_bytes, committed=committed, wait=Wait.NEVER)
+    except WouldBlock:
         call = partial(partition.read, offset, max_bytes=max_bytes, committed=committed)
         fetched = await context.run(context.threads_for(partition, offset), call)
     timings.record("broker" if fetched.tier == "hot" else "store", began_s)
@@ -63,21 +65,23 @@ def work_bytes(fetched: Fetched, offset: int) -> int:
 
 
 async def compute_text(
-    context: Context, work: int, render: Callable[[bool], T], *, max_bytes: int
+    context: Context, work: int, render: Callable[[Wait], T], *, max_bytes: int
 ) -> T:
     """Encode records on the event loop if it is little work, otherwise in a thread, with the memory
     for a page of `max_bytes`.
 
-    `render(nowait)`: with True it raises WouldBlock rather than wait for the disk or decompress a
-    batch, which is an unknown amount of work.
+    `render` raises WouldBlock as `read_page` does.
     """
     if work <= context.settings.inline_max_bytes:
+        began_s = time.perf_counter()
         try:
-            return await context.compute(work, lambda: render(True))
+            return render(Wait.NEVER)
         except WouldBlock:
             pass
+        finally:
+            timings.record("encode", began_s)
     async with context.decoding.for_page(max_bytes):
-        return await context.compute(UNKNOWN_SIZE, lambda: render(False))
+        return await context.compute(UNKNOWN_SIZE, lambda: render(Wait.WAIT))
 
 
 def text_response(context: Context, headers: HeaderList, parts: Sequence[Part]) -> AnyResponse:

@@ -31,8 +31,8 @@ from tierlog.api.http.fetch.large_records import (
     pread_of,
 )
 from tierlog.broker.partition import Fetched
-from tierlog.host import page_cache
 from tierlog.host.file_slice import FileSlice
+from tierlog.host.waiting import Wait
 from tierlog.record_format import codecs
 from tierlog.record_format.batch import (
     HEADER_SIZE,
@@ -143,10 +143,6 @@ _ANY: Final = msgspec.json.Decoder(Raw)
 _NO_HEADERS: Final[list[HeaderOut]] = []
 
 
-class WouldBlock(Exception):
-    """Bytes would have to be read from disk, or a batch decompressed to an unknown size."""
-
-
 def size_of(parts: Iterable[Part]) -> int:
     return sum(
         len(part) if isinstance(part, bytes) else part.record.head.size_bytes for part in parts
@@ -159,19 +155,19 @@ def read_page(
     offset: int,
     max_bytes: int,
     max_records: int = PAGE_RECORDS,
-    nowait: bool = False,
+    wait: Wait = Wait.WAIT,
 ) -> Page:
     """Decode the records from `offset` on. Reads files, so it may block.
 
     `max_bytes` counts keys, values and headers, and RECORD_BYTES per record; above PAGE_BYTES it
     has no effect, and neither has `max_records` above PAGE_RECORDS. A corrupt batch ends the page
-    before it; if it is the first, raises CorruptBatch. With `nowait`, raises WouldBlock rather than
-    decompress a batch or wait for the disk.
+    before it; if it is the first, raises CorruptBatch. Who never waits gets WouldBlock for what is
+    not in memory or compressed, which is an unknown amount of work.
     """
     left_bytes, left = min(max_bytes, PAGE_BYTES), min(max_records, PAGE_RECORDS)
     page = Page([], [], max(fetched.next_offset, offset))
     try:
-        for found in _visible_records(fetched, offset, left + 1, nowait=nowait):
+        for found in _visible_records(fetched, offset, left + 1, wait):
             if isinstance(found, LargeRecord):
                 return _ended_at(page, found)
             columns = found.columns
@@ -199,31 +195,22 @@ def _ended_at(page: Page, large: LargeRecord) -> Page:
     return page._replace(next_offset=large.head.offset + 1, large=large)
 
 
-def _read_now(piece: FileSlice) -> bytes:
-    """Raises WouldBlock. A residency check beforehand would not do: it only takes samples."""
-    try:
-        data = page_cache.pread_nowait(piece.file.fd, piece.size_bytes, piece.position)
-    except BlockingIOError as error:
-        raise WouldBlock from error
-    return data if len(data) == piece.size_bytes else piece.read()
-
-
 def _visible_records(
-    fetched: Fetched, offset: int, max_records: int, *, nowait: bool
+    fetched: Fetched, offset: int, max_records: int, wait: Wait
 ) -> Iterator[_Decoded | LargeRecord]:
     """The records from `offset` on of each visible batch, at most `max_records` of each. Raises
     CorruptBatch, WouldBlock.
     """
     for piece in fetched.slices:
         if piece.size_bytes > BATCH_BYTES:  # it is a single batch: a fetch has at least one
-            yield from _large_batch(fetched, piece, offset, max_records, nowait=nowait)
+            yield from _large_batch(fetched, piece, offset, max_records, wait)
             continue
-        data = _read_now(piece) if nowait else piece.read()
+        data = piece.read(wait)
         for header in _batches(data, piece, offset, fetched.next_offset):
             if not _is_visible(fetched, header, offset):
                 continue
-            if nowait and header.codec != codecs.NONE:
-                raise WouldBlock
+            if header.codec != codecs.NONE:
+                wait.before("a batch is decompressed")
             in_file = header.at(piece.position + header.position)
             try:
                 columns = _decode(data, header, piece, offset, max_records)
@@ -240,10 +227,9 @@ def _is_visible(fetched: Fetched, header: BatchHeader, offset: int) -> bool:
 
 
 def _large_batch(
-    fetched: Fetched, piece: FileSlice, offset: int, max_records: int, *, nowait: bool
+    fetched: Fetched, piece: FileSlice, offset: int, max_records: int, wait: Wait
 ) -> Iterator[_Decoded | LargeRecord]:
-    if nowait:
-        raise WouldBlock
+    wait.before("a large batch is read")
     pread = pread_of(piece.file)
     try:
         header = parse_header(pread(HEADER_SIZE, piece.position), at=piece.position)

@@ -7,7 +7,7 @@ never sends wrong bytes. Files that are open, or in the chunk cache, are sent wi
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -20,14 +20,9 @@ from tierlog.api.http.request.byte_range import ByteRange, matches, none_match, 
 from tierlog.api.http.request.media_types import BATCHES, OCTETS, preferred
 from tierlog.api.http.responses import AnyResponse, FileResponse, Response, WindowedResponse
 from tierlog.broker.partition import Partition
-from tierlog.broker.segment_listing import (
-    SegmentBytes,
-    open_segment,
-    slices_of,
-    try_open_segment,
-    try_slices_of,
-)
+from tierlog.broker.segment_listing import SegmentBytes, open_segment, slices_of
 from tierlog.host.file_slice import FileSlice
+from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.record_format.errors import UnknownSegment
 
 
@@ -47,37 +42,33 @@ class _Selection(NamedTuple):
     range: ByteRange
 
 
-def try_get_segment(context: Context, exchange: Exchange) -> AnyResponse | None:
-    request = _parse(context, exchange)
-    segment = try_open_segment(request.partition, request.base_offset)
-    if segment is None:
-        return None
-    selection = _select(exchange, request, segment)
-    if isinstance(selection, Response):
-        return selection
-    start, end, _ = selection.range
-    slices = try_slices_of(request.partition, segment, start=start, end=end)
-    if slices is None:
-        return None
-    _count_fetched(context, exchange, segment, selection.range)
-    return FileResponse(selection.status, selection.headers, slices)
-
-
 async def get_segment(context: Context, exchange: Exchange) -> AnyResponse:
     request = _parse(context, exchange)
     partition, base_offset = request.partition, request.base_offset
-    segment = await context.read_at(
+    segment = await context.read_partition(
         partition, base_offset, partial(open_segment, partition, base_offset)
     )
     selection = _select(exchange, request, segment)
     if isinstance(selection, Response):
         return selection
+    _count_fetched(context, exchange, segment, selection.range)
     start, end, _ = selection.range
-    slices = slices_of(partition, segment, start=start, end=end)
+    slices = partial(slices_of, partition, segment, start=start, end=end)
+    try:
+        there = tuple(slices(wait=Wait.NEVER))
+    except WouldBlock:
+        windows = await _windows(context, exchange, request, slices(wait=Wait.WAIT))
+        return WindowedResponse(selection.status, selection.headers, end - start, windows)
+    return FileResponse(selection.status, selection.headers, there)
+
+
+async def _windows(
+    context: Context, exchange: Exchange, request: _SegmentRequest, slices: Iterator[FileSlice]
+) -> AsyncGenerator[tuple[FileSlice, ...], None]:
     next_slice = partial(next, slices, None)
     first = None
     if exchange.method != "HEAD":  # which needs no byte of the segment
-        first = await context.read_at(partition, base_offset, next_slice)
+        first = await context.read_at(request.partition, request.base_offset, next_slice)
 
     async def windows(
         following: FileSlice | None,
@@ -85,10 +76,9 @@ async def get_segment(context: Context, exchange: Exchange) -> AnyResponse:
         while following is not None:
             yield (following,)
             following = None  # released before waiting for the next
-            following = await context.read_at(partition, base_offset, next_slice)
+            following = await context.read_at(request.partition, request.base_offset, next_slice)
 
-    _count_fetched(context, exchange, segment, selection.range)
-    return WindowedResponse(selection.status, selection.headers, end - start, windows(first))
+    return windows(first)
 
 
 def _parse(context: Context, exchange: Exchange) -> _SegmentRequest:

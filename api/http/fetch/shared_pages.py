@@ -84,19 +84,6 @@ class SharedPages:
                 return pending.page
             # The other request failed, perhaps for reasons of its own: try again.
 
-    def get_sync(
-        self, key: Key, fetched: Fetched, render: Callable[[], RenderedPage]
-    ) -> RenderedPage:
-        """As `get`, for a page that is rendered without waiting."""
-        if not _is_shared(fetched):
-            return render()
-        page = self._cached(key)
-        if page is None:
-            page = render()
-            self._misses.inc()  # not if it raises: then `get` counts it
-            self._add(key, page)
-        return page
-
     def _cached(self, key: Key) -> RenderedPage | None:
         page = self._pages.get(key)
         if page is not None:

@@ -1,7 +1,7 @@
 """Fetch from one partition: batches as they are on disk, or records as JSON.
 
-* `try_fetch` responds with what is in the page cache: whole batches, or a few records as text. What
-  has to wait, for the disk or for new records, is left to `fetch`.
+* What is in the page cache, whole batches or a few records as text, is answered without waiting,
+  in the parser's callback.
 * Raw batches never enter this process's memory: the file slices are sent to the socket.
 * A position other than an offset may be trimmed between its lookup and the read, or during the
   wait: then it is looked up again, unlike an offset given by the client. A time past the last
@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Final, NamedTuple
@@ -52,8 +51,8 @@ from tierlog.api.http.problems import HeaderList
 from tierlog.api.http.request import media_types
 from tierlog.api.http.responses import NO_STORE, AnyResponse, FileResponse
 from tierlog.api.http.settings import MAX_FETCH_BYTES, MIB
-from tierlog.api.protocol.immediate import IMMEDIATE_MAX_BYTES
 from tierlog.broker.partition import Fetched, Partition
+from tierlog.host.waiting import Wait
 from tierlog.hot_tier.log_state import Offsets
 from tierlog.record_format.errors import OffsetTrimmed
 
@@ -115,81 +114,34 @@ class ReadResult(NamedTuple):
     fetched: Fetched
 
 
-def try_fetch(context: Context, exchange: Exchange) -> AnyResponse | None:
-    """As `fetch`, if an offset is given and the records are in memory; otherwise None."""
-    form = media_types.preferred(exchange.header(b"accept"), offered=_FORMS)
-    if form == media_types.EVENTS:
-        return None
-    partition = context.broker.partition(exchange.topic, exchange.partition)
-    offset, query = _offset_and_query(exchange)
-    if offset < 0 or query.committed:
-        return None
-    if form == media_types.BATCHES:
-        if query.record_limit is not None:
-            return None
-        result = _try_read(exchange, partition, offset, query)
-        return None if result is None else _batches_response(context, exchange, result)
-    query = query.for_text()
-    few = query.for_few()
-    result = _try_read(exchange, partition, offset, few)
-    if result is None or work_bytes(result.fetched, result.offset) > IMMEDIATE_MAX_BYTES:
-        return None
-    began_s = time.perf_counter()
-    try:
-        page = context.pages.get_sync(
-            _cache_key(result, few, form),
-            result.fetched,
-            lambda: _render(result, few, form, nowait=True),
-        )
-    except record_json.WouldBlock:
-        return None
-    exchange.timings.add("encode", began_s)
-    if _is_cut_short(result, page, few, query):
-        return None
-    return _records_response(context, result, page, form)
-
-
-def _offset_and_query(exchange: Exchange) -> tuple[int, FetchQuery]:
-    """The offset of a fetch's query, -1 if there is none, and the whole query."""
-    common = _COMMON_QUERY.match(exchange.scope["query_string"])
-    if common is not None and (max_bytes := int(common[2])) <= MAX_FETCH_BYTES:
-        return int(common[1]), FetchQuery(max_bytes=max_bytes)
-    query = exchange.query(FetchQuery)
-    return parse_position(query.offset, query.timestamp, default=EARLIEST).offset, query
-
-
-def _try_read(
-    exchange: Exchange, partition: Partition, offset: int, query: FetchQuery
-) -> ReadResult | None:
-    """What can be read without waiting for the disk or for new records."""
-    began_s = time.perf_counter()
-    fetched = partition.try_read(offset, max_bytes=query.max_bytes)
-    if fetched is None:
-        return None
-    result = ReadResult(partition, offset, fetched)
-    if query.wait_ms and not _is_enough(result, query):
-        return None
-    exchange.timings.add("broker" if fetched.tier == "hot" else "store", began_s)
-    return result
-
-
 async def fetch(context: Context, exchange: Exchange) -> AnyResponse:
     form = media_types.preferred(exchange.header(b"accept"), offered=_FORMS)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     if form == media_types.EVENTS:
         return await tail_of(context, exchange, partition)
-    query = exchange.query(FetchQuery)
-    position = parse_position(query.offset, query.timestamp, default=EARLIEST)
+    position, query = _parse(exchange)
     if form == media_types.BATCHES:
-        result = await _fetch_enough(context, exchange, partition, position, query)
+        result = await _read_first(context, partition, position, query)
+        if query.wait_ms:
+            result = await _enough(context, exchange, position, query, result)
         return await _filtered_batches_response(context, exchange, result, query)
     query = query.for_text()
     few = query.for_few()
-    result = await _fetch_enough(context, exchange, partition, position, few)
+    result = await _read_first(context, partition, position, few)
+    if few.wait_ms:
+        result = await _enough(context, exchange, position, few, result)
     page = await _shared_page(context, result, few, form)
     if _is_cut_short(result, page, few, query):
         result, page = await _more(context, result, page, query, form)
     return _records_response(context, result, page, form)
+
+
+def _parse(exchange: Exchange) -> tuple[Position, FetchQuery]:
+    common = _COMMON_QUERY.match(exchange.scope["query_string"])
+    if common is not None and (max_bytes := int(common[2])) <= MAX_FETCH_BYTES:
+        return Position(offset=int(common[1])), FetchQuery(max_bytes=max_bytes)
+    query = exchange.query(FetchQuery)
+    return parse_position(query.offset, query.timestamp, default=EARLIEST), query
 
 
 def _is_cut_short(
@@ -212,16 +164,17 @@ async def _more(
     return result, await _shared_page(context, result, query, form)
 
 
-async def _fetch_enough(
+async def _enough(
     context: Context,
     exchange: Exchange,
-    partition: Partition,
     position: Position,
     query: FetchQuery,
+    result: ReadResult,
 ) -> ReadResult:
-    result = await _read_first(context, partition, position, query)
-    if query.wait_ms == 0 or _is_enough(result, query):
+    """The result once it is enough, or what there is after `wait_ms`."""
+    if _is_enough(result, query):
         return result
+    partition = result.partition
     with LongPoll(context, exchange, wait_ms=query.wait_ms) as poll:
         while not poll.over and not _is_enough(result, query):
             await poll.wait([AwaitedOffset(partition, result.fetched.high_watermark)])
@@ -244,6 +197,8 @@ async def _read_first(
             if first is None:
                 return _nothing_yet(partition, now, query)
             offset = first[0]
+        elif position.offset >= 0:
+            offset = position.offset
         else:
             offset = await resolve(context, partition, position, committed=query.committed)
         try:
@@ -347,14 +302,14 @@ def _cache_key(result: ReadResult, query: FetchQuery, form: str) -> Key:
     return page_key(partition, fetched, offset, form, query.encoding, *limits)
 
 
-def _render(result: ReadResult, query: FetchQuery, form: str, nowait: bool) -> RenderedPage:
+def _render(result: ReadResult, query: FetchQuery, form: str, wait: Wait) -> RenderedPage:
     """Encode the records as text. Raises CorruptBatch, and WouldBlock as `read_page` does."""
     page = record_json.read_page(
         result.fetched,
         offset=result.offset,
         max_bytes=query.max_bytes,
         max_records=query.record_limit or record_json.PAGE_RECORDS,
-        nowait=nowait,
+        wait=wait,
     )
     if form == media_types.JSON:
         text = record_json.write_array(page, query.encoding)

@@ -52,6 +52,7 @@ from tierlog.api.http.responses import AnyResponse, StreamResponse
 from tierlog.api.http.settings import MAX_OFFSET
 from tierlog.broker.partition import Fetched, Partition, Tier
 from tierlog.broker.topics import Topic
+from tierlog.host.waiting import Wait
 from tierlog.record_format.errors import TierlogError
 
 PAGE_BYTES: Final = 64 << 10
@@ -181,13 +182,11 @@ class Tail:
         yield bytes(part)
 
     def _render(
-        self, partition: Partition, fetched: Fetched, offset: int, nowait: bool
+        self, partition: Partition, fetched: Fetched, offset: int, wait: Wait
     ) -> RenderedPage:
         """The events, the same for all readers; for a topic's tail, records without event ids."""
         query = self._query
-        page = record_json.read_page(
-            fetched, offset=offset, max_bytes=query.max_bytes, nowait=nowait
-        )
+        page = record_json.read_page(fetched, offset=offset, max_bytes=query.max_bytes, wait=wait)
         lines = record_json.event_lines(page, partition=partition.number, encoding=query.encoding)
         size_bytes = record_json.size_of(line for _, line in lines)
         content: Sequence[object] = lines

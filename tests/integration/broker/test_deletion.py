@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from tests.fakes.at_once import at_once
 from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.faulty_object_store import FailsBefore, WrongBytes
 from tests.fakes.small_disk import no_room, small_disk
@@ -22,6 +23,7 @@ from tierlog.broker.segment_listing import iter_segments, open_segment
 from tierlog.cold_tier.segment_uploader import LogContent, UploadCheckpoints
 from tierlog.host import durable_file
 from tierlog.host.file_slice import OpenFile
+from tierlog.host.waiting import Wait
 from tierlog.hot_tier import open_files
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.open_files import OpenFiles
@@ -446,8 +448,8 @@ def test_a_topic_deleted_during_a_call_is_unknown(harness, monkeypatch, step, ca
     "look_up",
     [
         lambda partition: partition.offset_for_timestamp(0),
-        lambda partition: partition.try_read(2, max_bytes=1) or partition.read(2, max_bytes=1),
-        lambda partition: partition.try_read(4, max_bytes=1) or partition.read(4, max_bytes=1),
+        lambda partition: at_once(partition.read, 2, max_bytes=1) or partition.read(2, max_bytes=1),
+        lambda partition: at_once(partition.read, 4, max_bytes=1) or partition.read(4, max_bytes=1),
         lambda partition: open_segment(partition, 0),
         lambda partition: open_segment(partition, partition.log.active_base_offset),
         lambda partition: list(iter_segments(partition)),
@@ -673,10 +675,10 @@ def test_a_timestamp_lookup_is_repeated_if_its_segment_was_trimmed(harness, monk
     fill(harness, b"old")
     opened = OpenFiles.open
 
-    def trimmed_meanwhile(files: OpenFiles, path: str) -> OpenFile:
+    def trimmed_meanwhile(files: OpenFiles, path: str, *wait: Wait) -> OpenFile:
         monkeypatch.undo()
         harness.broker.trim("t", 0, 4)
-        return opened(files, path)
+        return opened(files, path, *wait)
 
     monkeypatch.setattr(OpenFiles, "open", trimmed_meanwhile)
     assert harness.broker.partition("t", 0).offset_for_timestamp(0) == (4, 0)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.fakes.at_once import at_once
 from tests.fakes.broker_harness import run_janitor
 from tests.fakes.faulty_disk import FaultyDisk
 from tierlog.broker.background.janitor import cold_facts, local_facts, total_bytes
@@ -19,10 +20,9 @@ from tierlog.broker.segment_listing import (
     open_segment,
     peek_segments,
     slices_of,
-    try_open_segment,
-    try_slices_of,
 )
 from tierlog.broker.tier_sizes import tier_sizes
+from tierlog.host.waiting import Wait
 from tierlog.hot_tier.append import Acks
 from tierlog.hot_tier.file_names import file_name
 from tierlog.hot_tier.log import PartitionLog
@@ -375,24 +375,24 @@ def test_retention_by_time_does_not_sum_up_manifest_pages(harness, monkeypatch):
 
 
 @pytest.mark.usefixtures("nowait_reads")
-@pytest.mark.parametrize("call", ["read", "try_read"])
-def test_a_cold_read_overtaken_by_retention_raises_offset_trimmed(harness, monkeypatch, call):
+@pytest.mark.parametrize("wait", Wait)
+def test_a_cold_read_overtaken_by_retention_raises_offset_trimmed(harness, monkeypatch, wait):
     harness.broker.create_topic("t", config=SMALL)
     harness.fill(400)
     harness.offload()
     log = harness.broker.partition("t", 0)
     harness.records("t")  # fills the cache
     (first, *_) = log.cold.entries(0)
-    found = getattr(log.cold, call)
+    found = log.cold.read
 
     def overtaken(offset, **limits):
         monkeypatch.undo()
         harness.broker.background.janitor.trim_partition(log, first.next_offset)
         return found(offset, **limits)
 
-    monkeypatch.setattr(log.cold, call, overtaken)
+    monkeypatch.setattr(log.cold, "read", overtaken)
     with pytest.raises(OffsetTrimmed, match="below the log start"):
-        getattr(log, call)(0, max_bytes=100)
+        log.read(0, max_bytes=100, wait=wait)
 
 
 def test_a_committed_read_looks_up_aborted_transactions_in_the_tier_of_its_records(
@@ -404,10 +404,10 @@ def test_a_committed_read_looks_up_aborted_transactions_in_the_tier_of_its_recor
     log = harness.broker.partition("t", 0)
     look_up = log.log.aborted_transactions
 
-    def delete_local_first(*offsets, blocking):
+    def delete_local_first(*offsets):
         monkeypatch.undo()
         assert log.log.delete_local(log.cold.end_offset)
-        return look_up(*offsets, blocking=blocking)
+        return look_up(*offsets)
 
     monkeypatch.setattr(log.log, "aborted_transactions", delete_local_first)
     assert log.read(0, max_bytes=100, committed=True).tier == "cold"
@@ -436,14 +436,16 @@ def test_a_segment_opened_before_is_returned_without_blocking(harness):
     for one in iter_segments(log):
         opened = open_segment(log, one.base_offset)
         blocking = list(slices_of(log, opened, start=1, end=opened.size_bytes))
-        immediate = try_open_segment(log, one.base_offset)
+        immediate = at_once(open_segment, log, one.base_offset)
         if one.active:
             assert immediate is None
             continue
         assert immediate[:3] == opened[:3]
-        slices = try_slices_of(log, immediate, start=1, end=immediate.size_bytes)
+        slices = tuple(
+            slices_of(log, immediate, start=1, end=immediate.size_bytes, wait=Wait.NEVER)
+        )
         assert [piece.read() for piece in slices] == [piece.read() for piece in blocking]
-    assert try_open_segment(log, 1) is None
+    assert at_once(open_segment, log, 1) is None
 
 
 def test_a_segment_deleted_locally_is_not_served_from_an_open_file(harness):
@@ -451,9 +453,9 @@ def test_a_segment_deleted_locally_is_not_served_from_an_open_file(harness):
     harness.fill(400)
     log = harness.broker.partition("t", 0)
     assert open_segment(log, 0).tier == "hot"
-    assert try_open_segment(log, 0).tier == "hot"
+    assert at_once(open_segment, log, 0).tier == "hot"
     log.log.delete_local(log.log.active_base_offset)
-    immediate = try_open_segment(log, 0)
+    immediate = at_once(open_segment, log, 0)
     assert immediate is None or immediate.tier == "cold"
 
 
@@ -463,18 +465,20 @@ def test_cached_cold_reads_without_blocking_return_the_same(harness):
     harness.fill(400)
     harness.offload()
     log = harness.broker.partition("t", 0)
-    assert log.try_read(5, max_bytes=2000) is None, "nothing is cached yet"
+    assert at_once(log.read, 5, max_bytes=2000) is None, "nothing is cached yet"
     blocking = log.read(5, max_bytes=2000)
-    immediate = log.try_read(5, max_bytes=2000)
+    immediate = at_once(log.read, 5, max_bytes=2000)
     assert immediate is not None
     assert [piece.read() for piece in immediate.slices] == [p.read() for p in blocking.slices]
     assert immediate._replace(slices=()) == blocking._replace(slices=())
     last_cold = log.offsets().local_log_start_offset - 1
     assert (
-        log.read(last_cold, max_bytes=1).tier == log.try_read(last_cold, max_bytes=1).tier == "cold"
+        log.read(last_cold, max_bytes=1).tier
+        == at_once(log.read, last_cold, max_bytes=1).tier
+        == "cold"
     )
     blocking = log.read(last_cold, max_bytes=1 << 20)
-    immediate = log.try_read(last_cold, max_bytes=1 << 20)
+    immediate = at_once(log.read, last_cold, max_bytes=1 << 20)
     assert blocking.tier == "mixed"
     assert [piece.read() for piece in immediate.slices] == [p.read() for p in blocking.slices]
     assert immediate._replace(slices=()) == blocking._replace(slices=())

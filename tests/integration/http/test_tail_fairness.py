@@ -179,6 +179,6 @@ def test_a_tail_skips_a_gap_at_the_log_end_and_waits(
         reads.append(offset)
         return nothing
 
-    monkeypatch.setattr(partition, "try_read", read_nothing)
+    monkeypatch.setattr(partition, "read", read_nothing)
     assert asyncio.run(next_parts()) == [b":\n\n"] * 3, "the heartbeats of a waiting tail"
     assert reads == [0], "a waiting tail does not read"

@@ -12,7 +12,6 @@ from tierlog.api.http.fetch import large_records, record_json
 from tierlog.api.http.fetch.batch_filter import filter_batches
 from tierlog.api.http.fetch.record_json import (
     PageText,
-    WouldBlock,
     read_page,
     write_array,
     write_lines,
@@ -20,6 +19,7 @@ from tierlog.api.http.fetch.record_json import (
 from tierlog.broker.partition import Fetched
 from tierlog.host import page_cache
 from tierlog.host.file_slice import FileSlice, OpenFile
+from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.record_format import codecs, record_stream
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.encode import encode_batch
@@ -188,12 +188,12 @@ def test_a_batch_whose_offset_or_length_is_corrupt_is_never_shown(
 
 
 @pytest.mark.skipif(not page_cache.NOWAIT, reason="no RWF_NOWAIT on this system")
-def test_a_nowait_read_raises_instead_of_reading_from_disk(tmp_path: Path) -> None:
+def test_a_read_that_never_waits_raises_instead_of_reading_from_disk(tmp_path: Path) -> None:
     # Of many reads of the disk, at least one is not over before the next attempt.
     whole = fetched(tmp_path / "log", batch(0, b"x" * 4_000_000))
     size, fd = whole.size_bytes, whole.slices[0].file.fd
     try:
-        assert read_page(whole, offset=0, max_bytes=size, nowait=True).record_count == 1
+        assert read_page(whole, offset=0, max_bytes=size, wait=Wait.NEVER).record_count == 1
     except WouldBlock:
         pytest.skip("this file system cannot say what is in memory")
     fsync(fd)
@@ -205,7 +205,7 @@ def test_a_nowait_read_raises_instead_of_reading_from_disk(tmp_path: Path) -> No
         if page_cache.resident_bytes(fd) >= size:
             pytest.skip("this file system keeps everything in memory")
         try:
-            page = read_page(whole, offset=0, max_bytes=size, nowait=True)
+            page = read_page(whole, offset=0, max_bytes=size, wait=Wait.NEVER)
         except WouldBlock:
             break
         assert page.record_count == 1

@@ -10,6 +10,7 @@ import pytest
 from tierlog.api.http.fetch.long_poll import AwaitedOffset, LongPoll
 from tierlog.api.http.fetch.shared_pages import KEY_BYTES, PAGE_MAX_BYTES, RenderedPage, SharedPages
 from tierlog.api.http.fetch.watermarks import Watermarks
+from tierlog.api.http.immediate_handlers import ImmediateHandlers
 from tierlog.api.http.metrics.registry import HttpMetrics
 
 AT_END = SimpleNamespace(at_end=True, size_bytes=100)
@@ -112,7 +113,10 @@ def test_a_long_poll_asks_again_only_about_the_partitions_that_advanced():
     async def case() -> None:
         partitions: Any = [FakePartition() for _ in range(100)]
         context: Any = SimpleNamespace(
-            watermarks=Watermarks(), add_waiting=lambda _: None, remove_waiting=lambda _: None
+            immediate=ImmediateHandlers(),
+            watermarks=Watermarks(),
+            add_waiting=lambda _: None,
+            remove_waiting=lambda _: None,
         )
         exchange: Any = SimpleNamespace(wait_for_disconnect=asyncio.Event().wait)
 
@@ -146,12 +150,6 @@ def test_readers_at_the_end_share_one_page():
     async def case() -> None:
         counter = HttpMetrics().shared_pages
         pages, made = SharedPages(counter), []
-
-        def wait_for_the_disk() -> RenderedPage:
-            raise BlockingIOError
-
-        with pytest.raises(BlockingIOError):  # then `get` counts it
-            pages.get_sync(("a",), AT_END, wait_for_the_disk)
 
         async def make() -> RenderedPage:
             await asyncio.sleep(0)

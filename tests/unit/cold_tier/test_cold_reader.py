@@ -5,15 +5,17 @@ import random
 import threading
 from bisect import bisect_right
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 from msgspec.structs import replace
 
+from tests.fakes.at_once import at_once
 from tests.fakes.cold_segments import FIXTURES, FOLDER, SegmentFiles, upload, write_segment
 from tests.fakes.faulty_object_store import FailsBefore, Slow, WrongBytes
 from tests.fakes.waiting import until
-from tierlog.cold_tier.batch_finder import BatchFinder, WalkMode
+from tierlog.cold_tier import batch_finder
+from tierlog.cold_tier.batch_finder import BatchFinder
 from tierlog.cold_tier.chunk_cache import ChunkCache
 from tierlog.cold_tier.cold_reader import ColdLimits, ColdReader
 from tierlog.cold_tier.prefetch import ReadAhead
@@ -21,6 +23,7 @@ from tierlog.cold_tier.ranged_reader import RangedReader
 from tierlog.cold_tier.segment_indexes import SegmentIndexes
 from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
 from tierlog.host.retry import RetryPolicy
+from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.checkpoint_files import ProducerEntry, format_snapshot
 from tierlog.record_format.decode import decode_batch
@@ -83,7 +86,7 @@ def test_a_corrupt_cached_chunk_is_fetched_again(reader, cache, segment, written
     reader._finder = BatchFinder()
     corrupt_cached_chunks(cache, position=0)
     if mode == "nonblocking":
-        assert reader.try_read(segment, 5, **whole) is None
+        assert at_once(reader.read, segment, 5, **whole) is None
     assert bytes_of(reader.read(segment, 0, **whole)) == written.body
 
 
@@ -238,8 +241,14 @@ def test_a_read_continues_into_the_following_segments(reader, three_segments, ma
     while offset <= segments[-1].last_offset:
         number = next(n for n, segment in enumerate(segments) if segment.last_offset >= offset)
         read, nonblocking = (
-            call(segments[number], offset, max_bytes=max_bytes, following=segments[number + 1 :])
-            for call in (reader.read, reader.try_read)
+            reader.read(
+                segments[number],
+                offset,
+                max_bytes=max_bytes,
+                following=segments[number + 1 :],
+                wait=wait,
+            )
+            for wait in Wait
         )
         assert nonblocking is not None
         assert bytes_of(nonblocking) == bytes_of(read)
@@ -393,8 +402,8 @@ def test_a_chunk_table_used_by_nonblocking_reads_stays_in_memory(store, tmp_path
     indexes.load_index(used)
     for segment in others:
         indexes.load_index(segment)
-        assert indexes.cached_index(used) is not None
-    assert indexes.cached_index(others[0]) is None
+        assert at_once(indexes.load_index, used) is not None
+    assert at_once(indexes.load_index, others[0]) is None
 
 
 @pytest.mark.parametrize("codec", [0, 3])
@@ -630,12 +639,12 @@ def test_a_chunk_table_that_does_not_match_the_manifest_is_refused(reader, segme
 
 def test_cached_range_returns_only_verified_chunks(store, reader, segment, written):
     log, size = written.body, segment.size_bytes
-    assert reader.cached_range(segment, start=0, end=100) is None
+    assert range_at_once(reader, segment, start=0, end=100) is None
     list(reader.byte_range(segment, start=0, end=100))
     calls_before = len(store.calls)
-    (piece,) = reader.cached_range(segment, start=10, end=100)
+    (piece,) = range_at_once(reader, segment, start=10, end=100)
     assert piece.read() == log[10:100]
-    assert reader.cached_range(segment, start=0, end=size) is None, "other chunks are not cached"
+    assert range_at_once(reader, segment, start=0, end=size) is None, "other chunks are not cached"
     assert len(store.calls) == calls_before
 
 
@@ -647,13 +656,13 @@ def test_cached_range_does_not_return_unverified_chunks_of_an_earlier_process(
 
     first = opened()
     list(first.byte_range(segment, start=0, end=100))
-    assert first.cached_range(segment, start=0, end=100) is not None
+    assert range_at_once(first, segment, start=0, end=100) is not None
     first.close()
     second = opened()
     second.offset_for_timestamp(segment, 2**62)  # loads the index, and no chunk
-    assert second.cached_range(segment, start=0, end=100) is None
+    assert range_at_once(second, segment, start=0, end=100) is None
     list(second.byte_range(segment, start=0, end=100))
-    assert second.cached_range(segment, start=0, end=100) is not None
+    assert range_at_once(second, segment, start=0, end=100) is not None
     second.close()
 
 
@@ -662,12 +671,19 @@ def in_memory(fd, size_bytes, position):
 
 
 def on_disk_only(fd, size_bytes, position):
-    raise BlockingIOError
+    raise WouldBlock("on disk")
+
+
+def range_at_once(reader, segment, **limits):
+    with suppress(WouldBlock):
+        return tuple(reader.byte_range(segment, **limits, wait=Wait.NEVER))
+    return None
 
 
 @pytest.fixture
 def everything_in_memory(monkeypatch):
-    monkeypatch.setattr("tierlog.cold_tier.cold_reader.NON_BLOCKING", WalkMode(in_memory, 8))
+    monkeypatch.setattr(batch_finder, "pread_nowait", in_memory)
+    monkeypatch.setattr(batch_finder, "IMMEDIATE_BATCHES_MAX", 8)
 
 
 @pytest.mark.parametrize("max_bytes", [1, 500, 4096, 10_000])
@@ -678,7 +694,7 @@ def test_nonblocking_reads_return_the_same_as_blocking_reads(store, cache, segme
             reader.read(segment, offset, max_bytes=max_bytes)
         calls_before = len(store.calls)
         for offset in range(segment.base_offset, segment.last_offset + 1):
-            nonblocking = reader.try_read(segment, offset, max_bytes=max_bytes)
+            nonblocking = at_once(reader.read, segment, offset, max_bytes=max_bytes)
             blocking = reader.read(segment, offset, max_bytes=max_bytes)
             assert nonblocking is not None
             assert bytes_of(nonblocking) == bytes_of(blocking)
@@ -690,36 +706,37 @@ def test_nonblocking_reads_return_the_same_as_blocking_reads(store, cache, segme
 def test_nonblocking_reads_send_no_request(store, cache, segment):
     with closing(ColdReader(store, cache)) as reader:
         store.calls.clear()
-        assert reader.try_read(segment, 0, max_bytes=500) is None, "no index"
+        assert at_once(reader.read, segment, 0, max_bytes=500) is None, "no index"
         reader.offset_for_timestamp(segment, 2**62)
         store.calls.clear()
-        assert reader.try_read(segment, 0, max_bytes=500) is None, "no chunk"
+        assert at_once(reader.read, segment, 0, max_bytes=500) is None, "no chunk"
         assert store.calls == []
         reader.read(segment, 0, max_bytes=500)
         store.calls.clear()
-        assert reader.try_read(segment, 0, max_bytes=500) is not None
-        assert reader.try_read(segment, 0, max_bytes=1 << 20) is None, "not the next chunk"
+        assert at_once(reader.read, segment, 0, max_bytes=500) is not None
+        assert at_once(reader.read, segment, 0, max_bytes=1 << 20) is None, "not the next chunk"
         assert store.calls == []
 
 
 def test_a_nonblocking_read_gives_up_on_headers_that_are_not_in_memory(
     store, cache, segment, monkeypatch
 ):
-    monkeypatch.setattr("tierlog.cold_tier.cold_reader.NON_BLOCKING", WalkMode(on_disk_only, 8))
+    monkeypatch.setattr(batch_finder, "pread_nowait", on_disk_only)
     with closing(ColdReader(store, cache)) as reader:
         reader.read(segment, 0, max_bytes=500)
-        assert reader.try_read(segment, 0, max_bytes=500) is None
+        assert at_once(reader.read, segment, 0, max_bytes=500) is None
 
 
 def test_a_long_walk_is_left_to_blocking_reads_and_then_cached(store, cache, tmp_path, monkeypatch):
     written = write_segment(tmp_path / "log", batches=600)
     segment = upload(store, written, chunk_bytes=1 << 30)
-    monkeypatch.setattr("tierlog.cold_tier.cold_reader.NON_BLOCKING", WalkMode(in_memory, 100))
+    monkeypatch.setattr(batch_finder, "pread_nowait", in_memory)
+    monkeypatch.setattr(batch_finder, "IMMEDIATE_BATCHES_MAX", 100)
     with closing(ColdReader(store, cache)) as reader:
         reader.read(segment, 0, max_bytes=500)
-        assert reader.try_read(segment, segment.last_offset, max_bytes=500) is None
+        assert at_once(reader.read, segment, segment.last_offset, max_bytes=500) is None
         reader.read(segment, segment.last_offset, max_bytes=500)
-        assert reader.try_read(segment, segment.last_offset, max_bytes=500) is not None
+        assert at_once(reader.read, segment, segment.last_offset, max_bytes=500) is not None
 
 
 def test_the_read_ahead_window_grows_per_chunk_even_if_prefetches_are_refused():
@@ -736,6 +753,6 @@ def test_the_read_ahead_window_grows_per_chunk_even_if_prefetches_are_refused():
 def test_nonblocking_reads_prefetch_too(store, cache, segment):
     with closing(ColdReader(store, cache)) as reader:
         first = reader.read(segment, 0, max_bytes=500)
-        assert reader.try_read(segment, first.next_offset, max_bytes=500) is not None
+        assert at_once(reader.read, segment, first.next_offset, max_bytes=500) is not None
         following = reader._indexes.load_index(segment).chunks[1]
         assert following in cache or following.key in reader._fills._filling

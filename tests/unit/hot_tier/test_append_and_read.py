@@ -3,6 +3,7 @@ import pytest
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.damage import flip
 from tests.fakes.partition_logs import first_offset
+from tierlog.host.waiting import Wait
 from tierlog.hot_tier import border_check
 from tierlog.hot_tier.append import Append
 from tierlog.record_format.batch import iter_headers
@@ -412,14 +413,14 @@ def test_a_segment_is_checked_once_in_a_thread_before_its_first_read(
     assert [view.base_offset for view in log.segments()] == [0, 2, 4]
     append_values(log, b"new")
     log.flush()
-    assert first_offset(log.read(6, max_bytes=1, blocking=False)) == 6
+    assert first_offset(log.read(6, max_bytes=1, wait=Wait.NEVER)) == 6
     assert not checked
     for base_offset in (2, 0, 4):
         with pytest.raises(BlockingIOError):
-            log.read(base_offset, max_bytes=1, blocking=False)
+            log.read(base_offset, max_bytes=1, wait=Wait.NEVER)
         for _ in range(2):
             log.read(base_offset, max_bytes=1)
-            log.read(base_offset, max_bytes=1, blocking=False)
+            log.read(base_offset, max_bytes=1, wait=Wait.NEVER)
     log.roll()
     log.read(4, max_bytes=1 << 20)
     assert checked == [2, 0, 4]

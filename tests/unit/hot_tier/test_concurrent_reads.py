@@ -198,10 +198,10 @@ class DeletesBeforeItOpens(OpenFiles):
 
     log = None
 
-    def open(self, path):
+    def open(self, path, *wait):
         if self.log is not None:
             self.log.delete_local(1)
-        return super().open(path)
+        return super().open(path, *wait)
 
 
 def test_listing_segments_survives_a_concurrent_deletion(open_log, append_values):

@@ -1,9 +1,11 @@
 import pytest
 
-from tests.fakes.partition_logs import first_offset, try_read
+from tests.fakes.at_once import at_once
+from tests.fakes.partition_logs import first_offset
+from tierlog.host.waiting import WouldBlock
+from tierlog.hot_tier import open_files
 from tierlog.hot_tier.file_names import OFFSET_INDEX
 from tierlog.hot_tier.indexes import ENTRY_BYTES, SMALL_BYTES, IndexCache, IndexColumns
-from tierlog.hot_tier.open_files import NonBlockingFiles
 from tierlog.hot_tier.segment_lookup import SegmentLookup
 from tierlog.record_format.index_layouts import OFFSET_ENTRY
 
@@ -54,23 +56,23 @@ def rolled(open_log, append_values):
 
 
 def test_a_sealed_segment_is_read_without_blocking_once_its_index_and_file_are_cached(rolled):
-    assert try_read(rolled, 1, max_bytes=1) is None
+    assert at_once(rolled.read, 1, max_bytes=1) is None
     read = rolled.read(1, max_bytes=1)
-    assert try_read(rolled, 1, max_bytes=1) == read
-    assert try_read(rolled, 1, max_bytes=1 << 20) is None, "other segments hold the rest"
+    assert at_once(rolled.read, 1, max_bytes=1) == read
+    assert at_once(rolled.read, 1, max_bytes=1 << 20) is None, "other segments hold the rest"
     whole = rolled.read(1, max_bytes=1 << 20)
     assert len(whole.slices) > 3
-    assert try_read(rolled, 1, max_bytes=1 << 20) == whole
+    assert at_once(rolled.read, 1, max_bytes=1 << 20) == whole
 
 
 def test_pages_not_in_memory_make_a_nonblocking_read_fail(rolled, monkeypatch):
     rolled.read(1, max_bytes=1)
 
     def evicted(*_):
-        raise BlockingIOError
+        raise WouldBlock("evicted")
 
-    monkeypatch.setattr(NonBlockingFiles, "pread", staticmethod(evicted))
-    assert try_read(rolled, 1, max_bytes=1) is None
+    monkeypatch.setattr(open_files, "pread_nowait", evicted)
+    assert at_once(rolled.read, 1, max_bytes=1) is None
     assert rolled.read(1, max_bytes=1).slices
 
 
@@ -81,7 +83,7 @@ def test_a_corrupt_index_makes_a_nonblocking_read_fail(rolled):
     good = cache.get(str(path))
     cache.put(str(path), offsets((1, 7), count=len(good)))
     before = path.stat().st_ino
-    assert try_read(rolled, 3, max_bytes=1) is None
+    assert at_once(rolled.read, 3, max_bytes=1) is None
     assert path.stat().st_ino == before, "only a blocking read rebuilds it"
     assert rolled.read(3, max_bytes=1) == read
     assert path.stat().st_ino != before

@@ -5,9 +5,9 @@ from contextlib import suppress
 
 import pytest
 
+from tests.fakes.at_once import at_once
 from tests.fakes.damage import flip
 from tests.fakes.faulty_disk import FaultyDisk
-from tests.fakes.partition_logs import try_read
 from tierlog.hot_tier.cleaner import CleanerHooks, Interrupted
 from tierlog.hot_tier.segment import Segment
 from tierlog.hot_tier.seqlock import read_consistently, replacing_segments
@@ -114,13 +114,13 @@ def test_a_nonblocking_read_does_not_wait_for_a_swap(open_log, append_values):
     log.roll()
     append_values(log, b"v", keys=[b"k"])
     log.flush()
-    assert try_read(log, 2, max_bytes=1) is not None
+    assert at_once(log.read, 2, max_bytes=1) is not None
     found = []
 
     def meanwhile():
         def ask():
-            found.append(try_read(log, 2, max_bytes=1))
-            found.append(log.sealed.try_open(0))
+            found.append(at_once(log.read, 2, max_bytes=1))
+            found.append(at_once(log.sealed.open, 0))
 
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
@@ -129,7 +129,7 @@ def test_a_nonblocking_read_does_not_wait_for_a_swap(open_log, append_values):
     log._state.disk.then = meanwhile
     log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20))
     assert found == [None, None]
-    assert try_read(log, 2, max_bytes=1) is not None
+    assert at_once(log.read, 2, max_bytes=1) is not None
 
 
 def test_a_look_up_that_a_swap_overlapped_is_retried(open_log):
