@@ -5,6 +5,7 @@ from contextlib import closing
 from tests.fakes.waiting import until
 from tierlog.cold_tier.chunk_fills import ChunkFills
 from tierlog.cold_tier.ranged_reader import ChunkRef
+from tierlog.host.waiting import Wait
 from tierlog.record_format.errors import Throttled
 
 CHUNK = ChunkRef("t/segments/a.log", ("a", 0), 0, 100, 0)
@@ -17,7 +18,7 @@ class FullCache:
     def __init__(self) -> None:
         self.gate, self.lookups, self.waits = threading.Event(), 0, list[float]()
 
-    def lookup(self, chunk: ChunkRef) -> None:
+    def lookup(self, chunk: ChunkRef, wait: Wait) -> None:
         self.lookups += 1
 
     def __contains__(self, chunk: ChunkRef) -> bool:
