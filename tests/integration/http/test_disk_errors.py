@@ -165,7 +165,7 @@ def test_a_request_without_a_file_descriptor_left_can_be_retried(
     files = api.broker.partition(topic, 0).log._state.files
     files.invalidate_folder(api.broker.partition(topic, 0).log._state.folder)
 
-    def raise_emfile(path):
+    def raise_emfile(path, wait):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
 
     monkeypatch.setattr(files, "open", raise_emfile)
