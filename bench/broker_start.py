@@ -143,7 +143,14 @@ def _await_ready(child: subprocess.Popen[bytes], url: str, began: float) -> floa
 
 
 def _await_kernels(broker: _Broker) -> None:
-    """Wait until numba's library is mapped and memory no longer changes."""
+    """Produce enough for the kernels to be loaded, then wait until numba's library is mapped and
+    memory no longer changes.
+    """
+    batch, topic = batch_of_size(16 << 10), f"work-{time.monotonic_ns()}"
+    with Client(broker.url) as client:
+        client.create_topic(topic)
+        for _ in range(2):
+            client.produce_batches(topic, batch * (2 * MIB // len(batch)), partition=0)
     deadline, last = time.monotonic() + KERNELS_TIMEOUT_S, -1.0
     while time.monotonic() < deadline:
         now = broker.resident_mb()
