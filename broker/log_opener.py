@@ -33,10 +33,9 @@ from tierlog.host.disk import Disk, is_disk_full
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.host.threads import Threads
 from tierlog.hot_tier import closed_log
-from tierlog.hot_tier.file_names import LOG, path_of
 from tierlog.hot_tier.group_commit import CommitTimes, FlushTimer, GroupCommit
 from tierlog.hot_tier.log import PartitionLog
-from tierlog.hot_tier.log_folder import has_segments
+from tierlog.hot_tier.log_folder import LOG, has_segments, path_of
 from tierlog.hot_tier.open_files import OpenFiles
 from tierlog.hot_tier.recovery import OpenRequest
 from tierlog.record_format.errors import (

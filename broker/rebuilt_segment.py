@@ -20,9 +20,9 @@ from tierlog.cold_tier.ranged_reader import read_range
 from tierlog.cold_tier.segment_indexes import load_bundle
 from tierlog.host.disk import disk_full, is_disk_full
 from tierlog.hot_tier import closed_log
-from tierlog.hot_tier.file_names import LOG, TRANSACTION_INDEX, path_of
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.log_folder import LOG, TRANSACTION_INDEX, path_of
 from tierlog.hot_tier.recovery import OpenRequest
 from tierlog.hot_tier.segment import SegmentFiles
 from tierlog.object_store.store import ObjectStore

@@ -22,7 +22,7 @@ from tierlog.broker.data_folder import (
     LOG_STARTS,
     RECOVERY_POINTS,
 )
-from tierlog.hot_tier.file_names import LEADER_EPOCHS, PARTITION_METADATA
+from tierlog.hot_tier.log_folder import LEADER_EPOCHS, PARTITION_METADATA
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptDataError,

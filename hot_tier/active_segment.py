@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tierlog.host.disk import Disk, is_disk_full, write_all
-from tierlog.hot_tier.file_names import (
+from tierlog.hot_tier.indexes import Entry, IndexBuilder, IndexColumns
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.log_folder import (
     LOG,
     OFFSET_INDEX,
     SNAPSHOT,
@@ -28,8 +30,6 @@ from tierlog.hot_tier.file_names import (
     TRANSACTION_INDEX,
     path_of,
 )
-from tierlog.hot_tier.indexes import Entry, IndexBuilder, IndexColumns
-from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.segment import MAX_SEGMENT_BYTES, Segment, SegmentEnd
 from tierlog.record_format.batch import NO_TIMESTAMP, BatchHeader, Buffer
 from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET, OFFSET_ENTRY, TIME_ENTRY

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tierlog.host.waiting import Wait
-from tierlog.hot_tier.bad_sectors import zero_filling_pread
 from tierlog.hot_tier.batch_walk import (
     CHECK_CHUNK_BYTES,
     CheckedBatch,
@@ -27,9 +26,9 @@ from tierlog.hot_tier.batch_walk import (
     checked_in,
     one_large_batch,
 )
-from tierlog.hot_tier.file_names import LOG
+from tierlog.hot_tier.log_folder import LOG
 from tierlog.hot_tier.log_state import LogState
-from tierlog.hot_tier.open_files import FileReader
+from tierlog.hot_tier.open_files import FileReader, zero_filling_pread
 from tierlog.hot_tier.producer_state import REMEMBERED_BATCHES
 from tierlog.hot_tier.salvage import LostRange, SalvageScan
 from tierlog.hot_tier.segment import Damage, Part, Segment, SegmentEnd

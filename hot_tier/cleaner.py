@@ -26,9 +26,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 from tierlog.hot_tier.batch_walk import CheckedBatch, check_in_order, checked_batches
-from tierlog.hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
+from tierlog.hot_tier.log_folder import LOG, OFFSET_INDEX, TIME_INDEX
 from tierlog.hot_tier.log_reader import aborted_transactions, largest_timestamp, with_index_rebuild
-from tierlog.hot_tier.log_state import LogState
+from tierlog.hot_tier.log_state import LogState, read_consistently
 from tierlog.hot_tier.open_files import FileReader
 from tierlog.hot_tier.producer_state import Producer
 from tierlog.hot_tier.reaper import Reaper
@@ -36,7 +36,6 @@ from tierlog.hot_tier.roll import disk_error
 from tierlog.hot_tier.segment import MAX_SEGMENT_BYTES, Segment, age_timestamp
 from tierlog.hot_tier.segment_lookup import SegmentLookup
 from tierlog.hot_tier.segment_swap import CleanedSegment, new_cleaned_segment, swap
-from tierlog.hot_tier.seqlock import read_consistently
 from tierlog.record_format.batch import BatchHeader, Buffer
 from tierlog.record_format.compaction import (
     BatchRetention,

@@ -26,9 +26,8 @@ from pathlib import Path
 from tierlog.host.disk import Disk
 from tierlog.host.durable_file import REAL_DISK, copy_durably, write_durably
 from tierlog.host.file_slice import OpenFile
-from tierlog.hot_tier.bad_sectors import zero_filling_pread
 from tierlog.hot_tier.batch_walk import end_offset_of, headers_of
-from tierlog.hot_tier.file_names import (
+from tierlog.hot_tier.log_folder import (
     LEADER_EPOCHS,
     LOG,
     OFFSET_INDEX,
@@ -36,11 +35,11 @@ from tierlog.hot_tier.file_names import (
     SNAPSHOT,
     TIME_INDEX,
     TRANSACTION_INDEX,
+    LogFolder,
     path_of,
     segment_files,
 )
-from tierlog.hot_tier.log_folder import LogFolder
-from tierlog.hot_tier.open_files import FileReader, Pread
+from tierlog.hot_tier.open_files import FileReader, Pread, zero_filling_pread
 from tierlog.hot_tier.salvage import LostRange, SalvageScan
 from tierlog.record_format.batch import BatchHeader, Buffer
 from tierlog.record_format.errors import CorruptBatch

@@ -28,7 +28,8 @@ from tierlog.host.disk import Disk
 from tierlog.host.durable_file import read_whole, write_atomically
 from tierlog.host.file_slice import OpenFile
 from tierlog.hot_tier.batch_walk import batch_of, headers_of
-from tierlog.hot_tier.file_names import (
+from tierlog.hot_tier.indexes import IndexBuilder, IndexColumns
+from tierlog.hot_tier.log_folder import (
     LOG,
     OFFSET_INDEX,
     SNAPSHOT,
@@ -37,7 +38,6 @@ from tierlog.hot_tier.file_names import (
     path_of,
     segment_files,
 )
-from tierlog.hot_tier.indexes import IndexBuilder, IndexColumns
 from tierlog.hot_tier.log_state import LogState, OpeningLog
 from tierlog.hot_tier.open_files import FileReader
 from tierlog.hot_tier.producer_state import (

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tierlog.host.disk import Disk
 from tierlog.host.durable_file import read_whole, write_durably
-from tierlog.hot_tier.file_names import LEADER_EPOCHS
+from tierlog.hot_tier.log_folder import LEADER_EPOCHS
 from tierlog.record_format.checkpoint_files import (
     EpochEntry,
     format_epoch_checkpoint,

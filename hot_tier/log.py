@@ -41,6 +41,7 @@ from tierlog.hot_tier.log_state import (
     no_producer_snapshot,
     not_uploaded,
     offline_error,
+    read_consistently,
 )
 from tierlog.hot_tier.open_files import OpenFiles
 from tierlog.hot_tier.reaper import Reaper
@@ -53,7 +54,6 @@ from tierlog.hot_tier.sealed_segments import (
     stats_of,
     views_of,
 )
-from tierlog.hot_tier.seqlock import read_consistently
 from tierlog.record_format.checkpoint_files import EpochEntry
 from tierlog.record_format.errors import ConfigurationError
 from tierlog.record_format.index_layouts import AbortedTxn

@@ -1,14 +1,18 @@
-"""Lists a partition folder and cleans up what a crash left in it.
+"""A partition folder: Kafka's names for its files, and the clean-up of what a crash left in it.
 
-| found | action |
-|---|---|
-| `….deleted` | unlink: nobody can have it open |
-| `….cleaned`, `….tmp` | unlink: not published yet |
-| `….cleaned` of an index whose `.log.swap` exists | publish with it: it was complete before |
-| `….swap` | rename into place and unlink the segments it replaces: past the point of no return |
-| an index or transaction index without its `.log` | unlink |
-| `partition.metadata` with another topic id | refuse |
-| anything else | leave alone |
+| name | content | found at an open |
+|---|---|---|
+| `<20 digits>.log` | record batches from that base offset on | |
+| `<20 digits>.index`, `.timeindex`, `.txnindex` | the segment's indexes | unlinked without `.log` |
+| `<20 digits>.snapshot` | the producers' state before that offset | |
+| `….deleted` | to be unlinked after `file.delete.delay.ms` | unlinked: nobody has it open |
+| `….cleaned` | a compacted segment, not published yet | unlinked; published if its `.log.swap` |
+| | | exists: it was complete before |
+| `….swap` | one past the point of no return | renamed into place, what it replaces unlinked |
+| `<20 digits>.log.cut`, `.cut.2` | not Kafka's: what recovery cut from there | kept |
+| `….tmp` | a file that was being written | unlinked |
+| `partition.metadata` | the topic's id | refused if it is another's |
+| anything else | | left alone |
 """
 
 from __future__ import annotations
@@ -17,28 +21,11 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from tierlog.host.disk import Disk
 from tierlog.host.durable_file import write_durably
 from tierlog.hot_tier.batch_walk import end_offset_of
-from tierlog.hot_tier.file_names import (
-    CLEANED,
-    CUT,
-    LOG,
-    OFFLINE_MARKER,
-    PARTITION_METADATA,
-    SEGMENT_SUFFIXES,
-    SNAPSHOT,
-    SWAP,
-    TRANSACTION_INDEX,
-    UNMIRRORED,
-    FileName,
-    file_name,
-    parse_file_name,
-    path_of,
-    segment_files,
-    staged,
-)
 from tierlog.record_format.checkpoint_files import (
     format_partition_metadata,
     format_topic_id,
@@ -46,6 +33,67 @@ from tierlog.record_format.checkpoint_files import (
     parse_topic_id,
 )
 from tierlog.record_format.errors import CorruptSnapshot
+
+LOG = ".log"
+OFFSET_INDEX = ".index"
+TIME_INDEX = ".timeindex"
+TRANSACTION_INDEX = ".txnindex"
+SNAPSHOT = ".snapshot"
+DELETED = ".deleted"
+CLEANED = ".cleaned"
+SWAP = ".swap"
+CUT = f"{LOG}.cut"
+LEADER_EPOCHS = "leader-epoch-checkpoint"
+PARTITION_METADATA = "partition.metadata"
+# Not Kafka's. The log's disk failed, so the page cache above the recovery point is not trusted. It
+# needs no sync: a crash that loses the marker loses that page cache too.
+OFFLINE_MARKER = "tierlog-offline"
+# Not Kafka's. Segments were replaced, and the bucket may still hold the old ones.
+UNMIRRORED = "tierlog-unmirrored"
+SEGMENT_SUFFIXES = (LOG, OFFSET_INDEX, TIME_INDEX, TRANSACTION_INDEX)
+LARGEST_OFFSET = 2**63 - 1
+
+
+class FileName(NamedTuple):
+    """`stage` is `.deleted`, `.cleaned`, `.swap` or empty."""
+
+    offset: int
+    suffix: str
+    stage: str
+
+
+def file_name(offset: int, suffix: str) -> str:
+    return f"{offset:020d}{suffix}"
+
+
+def parse_file_name(name: str) -> FileName | None:
+    """The parts of a segment file's name; None for any other file."""
+    stage = ""
+    for ending in (DELETED, CLEANED, SWAP):
+        if name.endswith(ending):
+            name, stage = name[: -len(ending)], ending
+            break
+    digits, dot, kind = name.partition(".")
+    suffix = dot + kind
+    known = suffix in SEGMENT_SUFFIXES or suffix == SNAPSHOT
+    if not known or not (digits.isascii() and digits.isdigit()) or int(digits) > LARGEST_OFFSET:
+        return None
+    return FileName(int(digits), suffix, stage)
+
+
+def segment_files(folder: Path) -> list[tuple[FileName, Path]]:
+    """The segment files in a folder, by offset and suffix. Raises OSError."""
+    found = ((parse_file_name(path.name), path) for path in folder.iterdir())
+    return sorted((name, path) for name, path in found if name is not None)
+
+
+def path_of(folder: Path, offset: int, suffix: str) -> Path:
+    return folder / file_name(offset, suffix)
+
+
+def staged(path: Path, stage: str) -> Path:
+    """The path with `.deleted`, `.cleaned` or `.swap` added."""
+    return path.with_name(path.name + stage)
 
 
 def first_base_offset(path: Path) -> int | None:

@@ -20,7 +20,7 @@ from tierlog.host.waiting import Wait
 from tierlog.hot_tier.batch_walk import checked_batches
 from tierlog.hot_tier.border_check import check_before_read
 from tierlog.hot_tier.derived_files import read_entries, rebuild_for_reading
-from tierlog.hot_tier.file_names import LOG, TRANSACTION_INDEX
+from tierlog.hot_tier.log_folder import LOG, TRANSACTION_INDEX
 from tierlog.hot_tier.log_state import LogState, MaxTimestamps, Segments
 from tierlog.hot_tier.open_files import FileReader
 from tierlog.hot_tier.segment import Segment, SegmentEnd

@@ -4,28 +4,40 @@
   immutable values that are replaced as a whole.
 * `flushed` advances only after a successful sync; its offset is both the high watermark and the
   recovery point. Once `offline` is set, nothing changes any more.
+* After a swap a segment's path names another file, and a look-up takes several steps: its result is
+  valid only if no swap happened meanwhile, otherwise it is repeated (`read_consistently`, a
+  sequence lock). `swap_sequence` is odd while files are renamed, under the log's lock, which takes
+  milliseconds, and increases by two with each swap.
+* An open descriptor keeps naming the same file, so slices that were handed out stay valid.
 """
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from zlib import crc32
 
 from tierlog.host.disk import ClosedDisk, Disk
+from tierlog.host.waiting import Wait
 from tierlog.hot_tier.active_segment import ActiveSegment
-from tierlog.hot_tier.file_names import OFFLINE_MARKER
 from tierlog.hot_tier.leader_epochs import LeaderEpochs
 from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.log_folder import OFFLINE_MARKER
 from tierlog.hot_tier.open_files import OpenFiles
 from tierlog.hot_tier.producer_state import ProducerStates
 from tierlog.hot_tier.segment import Segment
-from tierlog.record_format.errors import LogOfflineError, OffsetPastEnd, OffsetTrimmed
+from tierlog.record_format.errors import (
+    CorruptDataError,
+    LogOfflineError,
+    OffsetPastEnd,
+    OffsetTrimmed,
+    UnknownSegment,
+)
 
 Clock = Callable[[], int]
 
@@ -187,7 +199,7 @@ class LogState(LogSetting):
         self.unflushed: list[ActiveSegment] = []  # sealed, but not synced yet
         self.folder_changed = False  # it has names that are not synced yet
         self.offline: str | None = None
-        self.swap_sequence = 0  # see `seqlock`
+        self.swap_sequence = 0  # see `read_consistently`
         self.unmirrored = unmirrored  # see `segment_swap`
         self.check_lock = threading.Lock()  # see `border_check`
         self.rewrite_lock = threading.Lock()  # see `segment_swap`
@@ -266,3 +278,37 @@ class LogState(LogSetting):
         self.check_not_closed()
         if self.offline is not None:
             raise offline_error(self.offline)
+
+
+T = TypeVar("T")
+
+
+def read_consistently(state: LogState, look_up: Callable[[], T], wait: Wait = Wait.WAIT) -> T:
+    """The result of `look_up`, or its error, from a run that no swap overlapped.
+
+    Raises WouldBlock if a swap is in progress and the caller never waits.
+    """
+    while True:
+        before = state.swap_sequence
+        if before % 2:
+            wait.before("segments are replaced")
+            with state.lock:
+                continue
+        try:
+            found = look_up()
+        except (CorruptDataError, OffsetTrimmed, UnknownSegment, FileNotFoundError):
+            if state.swap_sequence == before:
+                raise
+        else:
+            if state.swap_sequence == before:
+                return found
+
+
+@contextmanager
+def replacing_segments(state: LogState) -> Iterator[None]:
+    """The write side: files are renamed inside the block, under the log's lock."""
+    state.swap_sequence += 1
+    try:
+        yield
+    finally:
+        state.swap_sequence += 1

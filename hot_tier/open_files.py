@@ -1,12 +1,16 @@
-"""A bounded cache of read-only descriptors, and the cache of indexes, shared by all logs.
+"""Reading the files of logs: a bounded cache of read-only descriptors, and the cache of indexes,
+shared by all logs.
 
-A partition of ten thousand segments must not hold ten thousand descriptors. An `OpenFile` that was
-handed out stays open as long as anyone holds it, even if the cache drops it. Keys are path strings:
-creating, hashing and comparing Path objects costs more than a look-up.
+* A partition of ten thousand segments must not hold ten thousand descriptors. An `OpenFile` that
+  was handed out stays open as long as anyone holds it, even if the cache drops it. Keys are path
+  strings: creating, hashing and comparing Path objects costs more than a look-up.
+* Repairs continue past sectors that the disk can no longer read (`zero_filling_pread`): they are
+  filled with zeros, which no checksum accepts as a batch.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections import OrderedDict
@@ -20,7 +24,7 @@ from tierlog.host.waiting import Wait
 from tierlog.hot_tier.indexes import IndexCache
 
 KEPT_OPEN_MAX = 64
-
+SECTOR_BYTES: Final = 4096  # of a disk, or the page cache's page that covers it
 Pread = Callable[[int, int, int], bytes]  # (fd, size, position)
 
 
@@ -112,3 +116,34 @@ class FileReader:
     def read(self, size_bytes: int, position: int) -> bytes:
         """As os.pread."""
         return self._pread(self.file.fd, size_bytes, position)
+
+
+def zero_filling_pread(pread: Pread) -> Pread:
+    """A `pread` (os.pread) that reads to the end of the request despite EIO. Raises OSError for all
+    other errors.
+    """
+
+    def read(fd: int, size_bytes: int, position: int) -> bytes:
+        end = min(position + size_bytes, os.fstat(fd).st_size)
+        found = _read(pread, fd, size_bytes, position) or b""
+        if position + len(found) >= end:
+            return found
+        pieces = [found]  # up to the bad sector
+        position += len(found)
+        while position < end:
+            size = min(SECTOR_BYTES - position % SECTOR_BYTES, end - position)
+            pieces.append(_read(pread, fd, size, position) or bytes(size))
+            position += len(pieces[-1])
+        return b"".join(pieces)
+
+    return read
+
+
+def _read(pread: Pread, fd: int, size_bytes: int, position: int) -> bytes | None:
+    """None on EIO."""
+    try:
+        return pread(fd, size_bytes, position)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tierlog.host.disk import is_disk_full
-from tierlog.hot_tier.file_names import (
+from tierlog.hot_tier.log_folder import (
     DELETED,
     LOG,
     OFFSET_INDEX,

@@ -23,9 +23,8 @@ from tierlog.hot_tier.derived_files import (
     write_indexes,
     write_snapshot,
 )
-from tierlog.hot_tier.file_names import LOG, OFFSET_INDEX, TIME_INDEX
 from tierlog.hot_tier.indexes import IndexBuilder
-from tierlog.hot_tier.log_folder import LogFolder
+from tierlog.hot_tier.log_folder import LOG, OFFSET_INDEX, TIME_INDEX, LogFolder
 from tierlog.hot_tier.log_state import OpeningLog, Segments
 from tierlog.hot_tier.roll import open_active, resume_active
 from tierlog.hot_tier.segment import Segment, SegmentEnd

@@ -11,7 +11,8 @@ from __future__ import annotations
 from tierlog.host.disk import disk_full, is_disk_full
 from tierlog.hot_tier.active_segment import ActiveSegment
 from tierlog.hot_tier.derived_files import load_newest, write_snapshot
-from tierlog.hot_tier.file_names import (
+from tierlog.hot_tier.indexes import IndexColumns, LargestTimestamp
+from tierlog.hot_tier.log_folder import (
     LOG,
     OFFSET_INDEX,
     PARTITION_METADATA,
@@ -20,7 +21,6 @@ from tierlog.hot_tier.file_names import (
     TIME_INDEX,
     path_of,
 )
-from tierlog.hot_tier.indexes import IndexColumns, LargestTimestamp
 from tierlog.hot_tier.log_state import Flushed, LogSetting, LogState, OpeningLog, Segments
 from tierlog.hot_tier.segment import Segment, SegmentEnd, modified_ms
 from tierlog.record_format.batch import NO_TIMESTAMP

@@ -18,12 +18,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from tierlog.hot_tier.bad_sectors import zero_filling_pread
 from tierlog.hot_tier.batch_walk import CheckedBatch, LogBytes, checked_batches, one_large_batch
 from tierlog.hot_tier.derived_files import read_entries
-from tierlog.hot_tier.file_names import LOG
+from tierlog.hot_tier.log_folder import LOG
 from tierlog.hot_tier.log_state import LogState
-from tierlog.hot_tier.open_files import FileReader
+from tierlog.hot_tier.open_files import FileReader, zero_filling_pread
 from tierlog.hot_tier.reaper import Reaper
 from tierlog.hot_tier.roll import disk_error
 from tierlog.hot_tier.segment import Segment

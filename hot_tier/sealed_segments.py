@@ -4,7 +4,7 @@ and replacing them.
 * Callers hold `lock` while they read files by the paths from `prepare_upload` (an upload, a
   repair), and around each replacement. The log's own lock is taken inside it, never the other way
   round.
-* Look-ups take no lock: they are retried if a swap overlapped them (`seqlock`).
+* Look-ups take no lock: they are retried if a swap overlapped them (`read_consistently`).
 * The bucket is updated some time after a replacement. Until then (`mirrored`) it may hold the old
   segments.
 * Statistics that were not counted while appending (for segments found on disk) are counted on
@@ -30,7 +30,7 @@ from tierlog.hot_tier.border_check import check_whole, crc32c_of_segment
 from tierlog.hot_tier.cleaner import Cleanable, CleanedRound, Cleaner, CleanerHooks, find_cleanable
 from tierlog.hot_tier.closed_log import base_offsets
 from tierlog.hot_tier.derived_files import ensure_snapshot, rebuild_indexes
-from tierlog.hot_tier.file_names import (
+from tierlog.hot_tier.log_folder import (
     LOG,
     UNMIRRORED,
     path_of,
@@ -41,14 +41,13 @@ from tierlog.hot_tier.log_reader import (
     log_reader_of,
     with_index_rebuild,
 )
-from tierlog.hot_tier.log_state import LogState
+from tierlog.hot_tier.log_state import LogState, read_consistently
 from tierlog.hot_tier.open_files import FileReader
 from tierlog.hot_tier.reaper import Reaper
 from tierlog.hot_tier.salvage import Salvage
 from tierlog.hot_tier.segment import Segment, SegmentFiles, segment_paths
 from tierlog.hot_tier.segment_lookup import SegmentLookup
 from tierlog.hot_tier.segment_swap import prepend_segment
-from tierlog.hot_tier.seqlock import read_consistently
 from tierlog.record_format.batch import NO_TIMESTAMP
 from tierlog.record_format.checkpoint_files import EpochEntry
 from tierlog.record_format.compaction import KeyTable

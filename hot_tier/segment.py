@@ -24,7 +24,8 @@ from typing import Final, NamedTuple
 from tierlog.host.durable_file import read_whole
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier.batch_walk import check_in_order, headers_from
-from tierlog.hot_tier.file_names import (
+from tierlog.hot_tier.indexes import IndexColumns, LargestTimestamp
+from tierlog.hot_tier.log_folder import (
     LOG,
     OFFSET_INDEX,
     TIME_INDEX,
@@ -32,7 +33,6 @@ from tierlog.hot_tier.file_names import (
     file_name,
     path_of,
 )
-from tierlog.hot_tier.indexes import IndexColumns, LargestTimestamp
 from tierlog.hot_tier.open_files import FileReader, OpenFiles
 from tierlog.record_format.batch import NO_TIMESTAMP, BatchHeader
 from tierlog.record_format.errors import CorruptBatch, CorruptIndex

@@ -13,7 +13,8 @@ brought back from the other tier before the first.
   (`new_cleaned_segment`). If they are not swapped in, nothing is left behind.
 * The marker that the bucket is out of date is created with the `.swap` names and synced with them.
 * It runs under the log's lock: appends wait for a few renames and two syncs of the folder. Readers
-  see either the old segments or the new one (`seqlock`); files that they have open stay open.
+  see either the old segments or the new one (`read_consistently`); files that they have open stay
+  open.
 * If a step fails after the point of no return, the log goes offline and the next open finishes the
   swap. Until then reads use the old segments, wherever their files are by then.
 * A segment from the other tier arrives complete and synced in a folder of its own on the same disk,
@@ -32,7 +33,8 @@ from typing import Final
 
 from tierlog.host.disk import write_all
 from tierlog.host.file_slice import OpenFile
-from tierlog.hot_tier.file_names import (
+from tierlog.hot_tier.indexes import IndexBuilder
+from tierlog.hot_tier.log_folder import (
     CLEANED,
     LOG,
     OFFSET_INDEX,
@@ -45,12 +47,10 @@ from tierlog.hot_tier.file_names import (
     path_of,
     staged,
 )
-from tierlog.hot_tier.indexes import IndexBuilder
-from tierlog.hot_tier.log_state import LogState, Segments
+from tierlog.hot_tier.log_state import LogState, Segments, replacing_segments
 from tierlog.hot_tier.reaper import FIRST_REPLACED_IN_ORDER, REPLACED_IN_ORDER, Reaper
 from tierlog.hot_tier.roll import disk_error
 from tierlog.hot_tier.segment import Segment, SegmentEnd, SegmentFiles
-from tierlog.hot_tier.seqlock import replacing_segments
 from tierlog.record_format.batch import BatchHeader, Buffer
 from tierlog.record_format.checkpoint_files import EpochEntry
 from tierlog.record_format.crc32c import crc32c_of

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 from tierlog.host.disk import Disk, is_disk_full
 from tierlog.host.durable_file import copy_durably
 from tierlog.hot_tier.batch_walk import LogBytes, checked_batches
-from tierlog.hot_tier.file_names import CUT, path_of
+from tierlog.hot_tier.log_folder import CUT, path_of
 from tierlog.record_format.batch import CRC_START, HEADER_SIZE, LOG_OVERHEAD, MAGIC, parse_header
 from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptBatch

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from tierlog.broker.rebuilt_segment import PIECE_BYTES
 from tierlog.cold_tier.ranged_reader import read_range
-from tierlog.hot_tier.bad_sectors import SECTOR_BYTES
 from tierlog.hot_tier.batch_walk import CheckedBatch
+from tierlog.hot_tier.open_files import SECTOR_BYTES
 from tierlog.hot_tier.salvage import LostRange, SalvageScan, fill_lost_ranges
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import CorruptDataError, CorruptObject

@@ -58,11 +58,11 @@ from tierlog.broker.ownership.take_over import TAKE_OVERS
 from tierlog.broker.topic_registry import TopicRegistry
 from tierlog.host.durable_file import write_durably
 from tierlog.hot_tier import closed_log
-from tierlog.hot_tier.bad_sectors import zero_filling_pread
 from tierlog.hot_tier.derived_files import snapshot_before
-from tierlog.hot_tier.file_names import LOG, SNAPSHOT, path_of
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.log_folder import LOG, SNAPSHOT, path_of
+from tierlog.hot_tier.open_files import zero_filling_pread
 from tierlog.hot_tier.recovery import OpenRequest
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.state import EpochStart, Manifest

@@ -14,7 +14,7 @@ from tests.fakes.lossy_disk import LossyDisk
 from tests.fakes.partition_logs import first_offset, unchecked
 from tierlog.hot_tier import reaper
 from tierlog.hot_tier.append import Append, AppendResult
-from tierlog.hot_tier.file_names import LEADER_EPOCHS
+from tierlog.hot_tier.log_folder import LEADER_EPOCHS
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.errors import (
     CorruptBatch,

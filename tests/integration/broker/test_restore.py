@@ -24,9 +24,9 @@ from tierlog.broker.repair import restore_tail
 from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.broker.repair.verify import verify_bucket
 from tierlog.host.disk import Disk
-from tierlog.hot_tier import bad_sectors, closed_log
+from tierlog.hot_tier import closed_log, open_files
 from tierlog.hot_tier.closed_log import first_batch_at
-from tierlog.hot_tier.file_names import LOG, path_of
+from tierlog.hot_tier.log_folder import LOG, path_of
 from tierlog.manifest.state import Reason
 from tierlog.manifest.topic_objects import TopicObjects
 from tierlog.object_store.open import open_store
@@ -628,7 +628,7 @@ def test_what_the_old_disk_cannot_read_counts_as_corrupt(
         log = merge_segments(lost)
         bad = first_batch_at(log, 90 if place == "segment of the end" else 20)
     where = range(bad.position + 8, bad.position + 12)  # its length
-    monkeypatch.setattr(bad_sectors, "SECTOR_BYTES", 1)
+    monkeypatch.setattr(open_files, "SECTOR_BYTES", 1)
     cannot_read(monkeypatch, log, kept=tmp_path / "kept", where=where)
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
     to_close.append(new)

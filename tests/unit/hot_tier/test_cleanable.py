@@ -18,7 +18,7 @@ from tierlog.hot_tier.cleaner import (
     Interrupted,
     group_segments,
 )
-from tierlog.hot_tier.file_names import UNMIRRORED
+from tierlog.hot_tier.log_folder import UNMIRRORED
 from tierlog.hot_tier.segment import Segment, SegmentEnd
 from tierlog.record_format.batch import NO_TIMESTAMP, iter_headers, set_max_timestamp
 from tierlog.record_format.compaction import PlainKeyTable, make_key_table

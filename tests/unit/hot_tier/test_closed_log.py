@@ -7,8 +7,7 @@ import pytest
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.hot_tier.batch_walk import end_offset_of
 from tierlog.hot_tier.closed_log import base_offsets, locate_cut, move_segments, split_at
-from tierlog.hot_tier.file_names import LOG, path_of
-from tierlog.hot_tier.log_folder import LogFolder
+from tierlog.hot_tier.log_folder import LOG, LogFolder, path_of
 from tierlog.record_format.encode import encode_batch
 
 

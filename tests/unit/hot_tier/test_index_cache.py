@@ -4,8 +4,8 @@ from tests.fakes.at_once import at_once
 from tests.fakes.partition_logs import first_offset
 from tierlog.host.waiting import WouldBlock
 from tierlog.hot_tier import open_files
-from tierlog.hot_tier.file_names import OFFSET_INDEX
 from tierlog.hot_tier.indexes import ENTRY_BYTES, SMALL_BYTES, IndexCache, IndexColumns
+from tierlog.hot_tier.log_folder import OFFSET_INDEX
 from tierlog.hot_tier.segment_lookup import SegmentLookup
 from tierlog.record_format.index_layouts import OFFSET_ENTRY
 

@@ -9,8 +9,8 @@ from tests.fakes.at_once import at_once
 from tests.fakes.damage import flip
 from tests.fakes.faulty_disk import FaultyDisk
 from tierlog.hot_tier.cleaner import CleanerHooks, Interrupted
+from tierlog.hot_tier.log_state import read_consistently, replacing_segments
 from tierlog.hot_tier.segment import Segment
-from tierlog.hot_tier.seqlock import read_consistently, replacing_segments
 from tierlog.record_format.compaction import PlainKeyTable
 from tierlog.record_format.errors import CorruptBatch, Throttled, UnknownSegment
 
