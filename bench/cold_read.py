@@ -40,7 +40,7 @@ from bench.report import Report, Target
 from bench.rounds import cpu_seconds_of_tree
 from bench.s3 import Bucket, SlowProxy
 from bench.wire import percentile
-from tierlog.cold_tier.prefetch import WINDOW_MAX
+from tierlog.cold_tier.chunk_fills import WINDOW_MAX
 from tierlog.cold_tier.ranged_reader import ChunkRef, Hedging, RangedReader
 from tierlog.object_store.open import open_store
 from tierlog.object_store.s3_connection import S3Options

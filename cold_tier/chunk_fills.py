@@ -1,31 +1,59 @@
-"""Downloads chunks into the chunk cache, with a limit on concurrent downloads (fills).
+"""Which chunks are downloaded into the chunk cache, and when: those that a reader waits for (fills)
+and those that it will need next (prefetch), also of following segments.
 
 * A chunk is downloaded once, however many readers wait for it; all of them get the same file or the
   same error.
+* The chunk that is needed now is requested first, then all others that this read needs; how much
+  further to go is decided by `ReadAhead`. Errors of what is read ahead are not reported: the reader
+  will encounter them.
 * Fills in flight are bounded, and those for read-ahead to half of that, so that a reader waits for
   few speculative fills at most. Read-ahead that finds no space or no slot is dropped, not queued.
 * A full disk does not fail a read: a chunk that a reader waits for is then downloaded to memory and
-  not cached.
+  not cached (`MemoryChunks`).
+
+Thread-safe.
 """
 
 from __future__ import annotations
 
+import errno
+import mmap
+import os
 import threading
-from collections.abc import Callable
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Final, NamedTuple
+from weakref import ref
 
 from tierlog.cold_tier.chunk_cache import ChunkCache
-from tierlog.cold_tier.memory_chunks import MemoryChunks
 from tierlog.cold_tier.ranged_reader import ChunkKey, ChunkRef, RangedReader
+from tierlog.cold_tier.segment_indexes import SegmentIndex, SegmentIndexes
 from tierlog.host.file_slice import OpenFile
 from tierlog.host.threads import Threads
-from tierlog.host.waiting import Wait
-from tierlog.record_format.errors import DiskFull, ShuttingDown, Throttled
+from tierlog.host.waiting import Wait, WouldBlock
+from tierlog.record_format.errors import (
+    DiskFull,
+    ShuttingDown,
+    Throttled,
+    TierlogError,
+    disk_full_error,
+)
+from tierlog.record_format.segment_entry import SegmentEntry
 
 SPACE_WAIT_S: Final = 10.0
 SHRINK_CHUNKS: Final = 4
+SEGMENTS_AHEAD: Final = 2
+TASKS_AHEAD: Final = 32
+WINDOW_MAX: Final = 6
+STREAMS_MAX: Final = 4096
+
+ChunkId = tuple[str, int]
+"""The log's key, and the chunk's number in it."""
 
 
 class _Fill(NamedTuple):
@@ -40,7 +68,7 @@ class _Fill(NamedTuple):
 
 
 class ChunkFills:
-    """Thread-safe. `memory_max_bytes` limits the chunks kept in memory while the disk is full."""
+    """`memory_max_bytes` limits the chunks kept in memory while the disk is full."""
 
     def __init__(
         self, cache: ChunkCache, reader: RangedReader, *, fills_max: int, memory_max_bytes: int
@@ -149,3 +177,180 @@ class ChunkFills:
             self._cache.unreserve(chunk.size_bytes)
             raise
         return self._cache.publish(chunk, temp)
+
+
+class _MemoryFile(OpenFile):
+    __slots__ = ("__weakref__",)
+
+    def __init__(self, chunk: ChunkRef) -> None:
+        self.fd, self.name = -1, f"{chunk.log_key}, chunk {chunk.number}"
+        if not hasattr(os, "memfd_create"):
+            raise OSError(errno.ENOSYS, "this system has no memory files")
+        self.fd = os.memfd_create("tierlog-chunk")
+
+
+class MemoryChunks:
+    """Chunks in anonymous memory files, for when the disk has no space for them.
+
+    * A chunk serves only the readers that are waiting for it, and is freed with the last of them.
+      It is read and sent like any other file.
+    * Together, including those being filled, they stay within the limit or are a single chunk.
+      Beyond that a fill waits for a reader to release one, and finally raises Throttled.
+    * Memory files need Linux. On other systems, or if the process is out of file descriptors, the
+      read fails with the error of the disk.
+    """
+
+    def __init__(self, *, limit_bytes: int) -> None:
+        self._limit_bytes, self._lock = limit_bytes, threading.Lock()
+        self._open: list[tuple[ref[_MemoryFile], int]] = []
+
+    def fill(
+        self, chunk: ChunkRef, fetch: Callable[[ChunkRef, memoryview], object], *, wait_s: float
+    ) -> OpenFile:
+        """A file filled by `fetch`. Raises Throttled, DiskFull, and whatever `fetch` raises."""
+        deadline = time.monotonic() + wait_s
+        try:
+            while (file := self._maybe_create(chunk)) is None:
+                if time.monotonic() >= deadline:
+                    raise Throttled("the disk is full, and so is the memory for chunks in use")
+                time.sleep(0.05)  # a file's finalizer cannot notify, so poll
+            os.posix_fallocate(file.fd, 0, chunk.size_bytes)
+            buffer = mmap.mmap(file.fd, chunk.size_bytes)
+        except OSError as error:
+            raise disk_full_error("no space on disk or in memory", error) from error
+        fetch(chunk, memoryview(buffer))
+        return file
+
+    def _maybe_create(self, chunk: ChunkRef) -> _MemoryFile | None:
+        with self._lock:
+            self._open = [entry for entry in self._open if entry[0]() is not None]
+            used = sum(size_bytes for _, size_bytes in self._open)
+            if used and used + chunk.size_bytes > self._limit_bytes:
+                return None
+            file = _MemoryFile(chunk)
+            self._open.append((ref(file), chunk.size_bytes))
+            return file
+
+
+class Prefetcher:
+    def __init__(self, fills: ChunkFills, indexes: SegmentIndexes) -> None:
+        self._fills, self._indexes = fills, indexes
+        self._read_ahead = ReadAhead()
+        self._pool = Threads(SEGMENTS_AHEAD, name="cold-ahead")
+        self._slots = threading.BoundedSemaphore(TASKS_AHEAD)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def start(
+        self,
+        segment: SegmentEntry,
+        index: SegmentIndex,
+        offset: int,
+        *,
+        max_bytes: int,
+        following: Iterable[SegmentEntry],
+    ) -> ReadAheadState:
+        """Start to fetch what a read of `max_bytes` from `offset` needs. Returns the state to pass
+        to `finish`.
+        """
+        number = index.table.index_of(offset)
+        current = (segment.log_key, number)
+        state = self._read_ahead.state_at(_folder_of(segment.log_key), offset, chunk=current)
+        window, needed = state.window, _chunks_needed(index, number, max_bytes=max_bytes)
+        if needed <= window and (not window or state.is_complete):
+            return state
+        end = min(number + 1 + max(window, needed), len(index.chunks))
+        requested = [self._fills.prefetch(chunk) for chunk in index.chunks[number:end]]
+        beyond = number + 1 + window - end
+        if beyond > 0:
+            requested.append(self._prefetch_beyond(following, beyond))
+        return ReadAheadState(window, current, is_complete=all(requested))
+
+    def finish(self, segment: SegmentEntry, next_offset: int, state: ReadAheadState) -> None:
+        """Note that the read ended at `next_offset`."""
+        self._read_ahead.record(_folder_of(segment.log_key), next_offset, state)
+
+    def _prefetch_beyond(self, following: Iterable[SegmentEntry], chunks: int) -> bool:
+        if not self._slots.acquire(blocking=False):
+            return False
+        try:
+            self._pool.submit(self._fetch_beyond, iter(following), chunks)
+        except RuntimeError:  # which a pool that was shut down raises
+            self._slots.release()
+            return False
+        return True
+
+    def _fetch_beyond(self, following: Iterator[SegmentEntry], chunks: int) -> None:
+        try:
+            with suppress(TierlogError, WouldBlock):
+                for segment in islice(following, SEGMENTS_AHEAD):
+                    index = self._indexes.load_index(segment)
+                    for chunk in index.chunks[:chunks]:
+                        self._fills.prefetch(chunk)
+                    chunks -= len(index.chunks)
+                    if chunks <= 0:
+                        return
+        finally:
+            self._slots.release()
+
+
+def _folder_of(log_key: str) -> str:
+    """The partition's segments folder, which sequential reads have in common."""
+    return log_key.rpartition("/")[0]
+
+
+def _chunks_needed(index: SegmentIndex, number: int, *, max_bytes: int) -> int:
+    """How many chunks after this one the read continues to: until it has half of `max_bytes`."""
+    chunks = index.chunks
+    size_bytes = count = 0
+    while number + count < len(chunks) - 1:
+        size_bytes += chunks[number + count].size_bytes
+        if size_bytes * 2 > max_bytes:
+            break
+        count += 1
+    return count
+
+
+class ReadAheadState(NamedTuple):
+    """`window`: how many chunks to read ahead of `chunk`; `is_complete`: all were requested."""
+
+    window: int = 0
+    chunk: ChunkId | None = None
+    is_complete: bool = False
+
+
+NOT_SEQUENTIAL: Final = ReadAheadState()
+
+
+class ReadAhead:
+    """The windows of sequential readers: bookkeeping without I/O.
+
+    * A read that starts where an earlier read of the same partition ended is sequential: its window
+      doubles with each chunk that it enters, up to the limit. Any other read has no window, so
+      random reads cause no extra requests.
+    * Once the whole window has been requested, nothing more is until the reader enters another
+      chunk, so that small reads do not repeat the same requests.
+    * Readers are not identified: two readers at the same position share what is read ahead.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._states: OrderedDict[tuple[str, int], ReadAheadState] = OrderedDict()
+
+    def state_at(self, folder: str, offset: int, *, chunk: ChunkId) -> ReadAheadState:
+        """The state for a read that starts at `offset`, which lies in `chunk`."""
+        known = self._states.get((folder, offset))
+        if known is None:
+            return NOT_SEQUENTIAL
+        if known.chunk == chunk:
+            return known
+        return ReadAheadState(min(WINDOW_MAX, max(1, known.window * 2)), chunk)
+
+    def record(self, folder: str, next_offset: int, state: ReadAheadState) -> None:
+        """Record that a read ended at `next_offset` in this state."""
+        with self._lock:
+            self._states[folder, next_offset] = state
+            self._states.move_to_end((folder, next_offset))
+            if len(self._states) > STREAMS_MAX:
+                self._states.popitem(last=False)

@@ -17,8 +17,8 @@ from tests.fakes.waiting import until
 from tierlog.cold_tier import batch_finder
 from tierlog.cold_tier.batch_finder import BatchFinder
 from tierlog.cold_tier.chunk_cache import ChunkCache
+from tierlog.cold_tier.chunk_fills import ReadAhead
 from tierlog.cold_tier.cold_reader import ColdLimits, ColdReader
-from tierlog.cold_tier.prefetch import ReadAhead
 from tierlog.cold_tier.ranged_reader import RangedReader
 from tierlog.cold_tier.segment_indexes import SegmentIndexes
 from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
