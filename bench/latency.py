@@ -7,9 +7,10 @@ behind large ones.
 * Measured: a fetch of one record, while 8 connections download ranges of 16 MiB of a sealed segment
   as fast as they can; its peer is the same fetch alone. And the produce, while 8 connections fetch
   one record each as fast as they can.
-* That produce waits for three iterations of the event loop, each of which responds to 8 fetches
-  (1.7 ms): until its head is read, until its task begins, and until the task learns that a thread
-  has written it. Neither the disk (0.3 ms) nor the interpreter's lock (0.2 ms) matters much.
+* That produce waits for three iterations of the event loop: until its head is read, until its task
+  begins, and until the task learns that a thread has written it. Reads are answered in
+  each for half a millisecond (`ReadTurns`). Neither the disk (0.3 ms) nor the interpreter's lock
+  (0.2 ms) matters much.
 
 `python -m bench latency`; takes about a minute, and wrk.
 """
@@ -112,7 +113,8 @@ def _produce_beside_readers(report: Report, broker: Server, folder: Path, rounds
         line = f"POST {_RECORDS.format('small')}"
         produce = wire.request(line, b"v" * 1024, Content_Type=OCTETS)
     seen = _beside(broker, folder, produce, [_ONE_RECORD], rounds=rounds)
-    _add(report, "durable 1 KiB produce beside 8 who fetch one record", seen, most={})
+    name = "durable 1 KiB produce beside 8 who fetch one record"
+    _add(report, name, seen, most={0.5: 3.0}, of_ratio=True)
 
 
 Seen = Mapping[str, Sequence[list[float]]]
@@ -131,7 +133,9 @@ def _beside(
     return interleave({"beside": beside, "alone": alone}, rounds=rounds)
 
 
-def _add(report: Report, name: str, seen: Seen, *, most: Mapping[float, float]) -> None:
+def _add(
+    report: Report, name: str, seen: Seen, *, most: Mapping[float, float], of_ratio: bool = False
+) -> None:
     for share in (0.5, 0.99):
         bound = most.get(share)
         report.add(
@@ -139,5 +143,5 @@ def _add(report: Report, name: str, seen: Seen, *, most: Mapping[float, float]) 
             "ms",
             [percentile(one, share) for one in seen["beside"]],
             [percentile(one, share) for one in seen["alone"]],
-            target=None if bound is None else Target(value=bound, at_most=True, of_ratio=False),
+            target=None if bound is None else Target(value=bound, at_most=True, of_ratio=of_ratio),
         )

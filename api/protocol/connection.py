@@ -33,7 +33,7 @@ from tierlog.api.protocol.body_receiver import DIRECT_BODY, BodyReceiver
 from tierlog.api.protocol.connection_state import Input, Response
 from tierlog.api.protocol.deadline import Deadline
 from tierlog.api.protocol.heads import Headers, encode_head
-from tierlog.api.protocol.immediate import ImmediateApp, Scope
+from tierlog.api.protocol.immediate import ImmediateApp, ReadTurns, Scope
 from tierlog.api.protocol.request_parser import Head, RequestParser
 from tierlog.api.protocol.slice_sender import SendScheduler, SliceSender
 from tierlog.host.file_slice import FileSlice
@@ -70,6 +70,7 @@ class Service:
     immediate_app: ImmediateApp | None = None
     threads: Executor | None = None
     scheduler: SendScheduler = field(default_factory=SendScheduler)
+    turns: ReadTurns = field(default_factory=ReadTurns)
     is_stopping: bool = False
 
 
@@ -104,6 +105,7 @@ class HttpConnection(asyncio.Protocol):
         self._requests: deque[Cycle] = deque()  # not answered yet; the last one may be incomplete
         self._parser = RequestParser(self, head_max_bytes=self._limits.header_max_bytes)
         self._unparsed = b""  # received; empty unless `_PIPELINE_MAX` requests are waiting
+        self._waits_turn = False  # for a turn to parse what was received
         self._may_respond = True  # no immediate response was sent yet in this read of the socket
         self._is_paused = False
         self._discarded_bytes = 0
@@ -190,6 +192,8 @@ class HttpConnection(asyncio.Protocol):
             self._deadline.set(limit_s)
 
     def _expired(self) -> None:
+        if self._waits_turn:
+            return
         if self.transport.is_closing() and self.transport.get_write_buffer_size():
             self._deadline.set(_TLS_CLOSE_S)
         elif self._input is Input.IDLE and not self.transport.is_closing():
@@ -204,10 +208,23 @@ class HttpConnection(asyncio.Protocol):
             return
         self._may_respond = True
         self._unparsed += data
-        self._parse()
+        if self._waits_turn:
+            return
+        if data.startswith(b"GET "):
+            self._waits_turn = True
+            self.service.turns.add(self.loop, self._take_turn)
+        else:
+            self._parse()
+
+    def _take_turn(self) -> None:
+        self._waits_turn = False
+        if not self.transport.is_closing():
+            self._parse()
 
     def eof_received(self) -> bool:
         """Whether to keep our sending side open: complete requests wait for their responses."""
+        if self._waits_turn:
+            self._parse()
         is_cut = self._input in state.INCOMPLETE
         self._input = state.EOF[self._input]
         if not self.sender.is_plain or not self._requests:

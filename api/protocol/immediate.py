@@ -5,12 +5,17 @@
   keeps pipelined responses in order.
 * Only for a few bytes that are in memory, and once per read of the socket: nothing here waits for a
   disk or starves other connections.
+* Reads that have arrived are responded to in turns, between which the event loop looks at what else
+  has happened: a write, or its flush, does not wait behind all of them.
 * A task sends whatever part of a file the socket does not accept, as if it had sent the first part.
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from tierlog.api.protocol.slice_sender import SMALL_BYTES
@@ -19,6 +24,7 @@ from tierlog.host.file_slice import FileSlice
 Scope = MutableMapping[str, Any]
 
 IMMEDIATE_MAX_BYTES: Final = SMALL_BYTES
+_TURN_S: Final = 0.0005  # a few small fetches
 
 
 class ImmediateResponse(NamedTuple):
@@ -34,3 +40,29 @@ class ImmediateApp(Protocol):
     def try_respond(self, scope: Scope) -> ImmediateResponse | None: ...
 
     def response_sent(self, scope: Scope, *, unsent: tuple[FileSlice, ...]) -> None: ...
+
+
+class ReadTurns:
+    """Reads that have arrived, in order; each is a call that responds to one."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._is_scheduled = False
+
+    def add(self, loop: asyncio.AbstractEventLoop, respond: Callable[[], None]) -> None:
+        self._waiting.append(respond)
+        self._schedule(loop)
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._waiting and not self._is_scheduled:
+            self._is_scheduled = True
+            loop.call_soon(self._take_turn, loop)
+
+    def _take_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_scheduled = False
+        ends_s = time.perf_counter() + _TURN_S
+        try:
+            while self._waiting and time.perf_counter() < ends_s:
+                self._waiting.popleft()()
+        finally:
+            self._schedule(loop)

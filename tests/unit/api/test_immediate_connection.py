@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +27,23 @@ SIZE = 9_000_001
 
 
 class App:
-    """`/now?position-count[,…]` and `/said?text` get immediate responses if possible; others
-    says `later`.
+    """`/now?position-count[,…]` and `/said?text` get immediate responses if possible; `/held` and
+    `/busy` hold the event loop, until `gate` is set or for a while; others says `later`.
     """
 
     def __init__(self, path) -> None:
         self.file = OpenFile(path)
-        self.immediate, self.tasks = 0, []
+        self.immediate, self.tasks, self.begun = 0, [], []
+        self.gate = threading.Event()
 
     def try_respond(self, scope: Any) -> ImmediateResponse | None:
+        self.begun.append(scope["path"])
+        if scope["path"] == "/held":
+            self.gate.wait(10)
+            return ImmediateResponse(204, [(b"content-length", b"0")])
+        if scope["path"] == "/busy":
+            time.sleep(0.001)
+            return ImmediateResponse(204, [(b"content-length", b"0")])
         if scope["path"] == "/said":
             text = scope["query_string"]
             return ImmediateResponse(200, [(b"content-length", b"%d" % len(text))], text)
@@ -54,6 +64,8 @@ class App:
         scope["slices"], scope["head_sent"] = unsent, True
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["method"] == "POST":
+            self.begun.append("POST")
         if scope["path"] == "/slow":
             await asyncio.sleep(0.01)
         if scope["path"] != "/settled":
@@ -171,6 +183,42 @@ def test_a_connection_gets_many_immediate_responses(running):
             assert body_of(answers) == b"%d" % position
     running.settle()
     assert (running.app.immediate, len(running.app.tasks)) == (40, 20)
+
+
+def test_a_write_does_not_wait_until_all_reads_that_came_before_it_are_answered(running):
+    app = running.app
+    app.begun, app.gate = [], threading.Event()
+    with ExitStack() as stack:
+        socks = [stack.enter_context(running.connect()) for _ in range(12)]
+        running.settle()  # after the others, so they are accepted
+        socks[0].sendall(get("/held"))
+        until(lambda: "/held" in app.begun)
+        for sock in socks[1:-1]:
+            sock.sendall(get("/busy"))
+        socks[-1].sendall(b"POST /write HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+        app.gate.set()
+        for sock in socks:
+            with sock.makefile("rb") as answers:
+                body_of(answers)
+    assert app.begun.count("/busy") == 10
+    assert app.begun.index("POST") <= 5, app.begun
+
+
+def test_reads_that_wait_for_their_turn_are_answered_though_their_clients_closed_their_side(
+    running,
+):
+    running.app.begun, running.app.gate = [], threading.Event()
+    with ExitStack() as stack:
+        socks = [stack.enter_context(running.connect()) for _ in range(10)]
+        socks[0].sendall(get("/held"))
+        until(lambda: "/held" in running.app.begun)
+        for sock in socks[1:]:
+            sock.sendall(get("/busy"))
+            sock.shutdown(socket.SHUT_WR)
+        running.app.gate.set()
+        for sock in socks[1:]:
+            with sock.makefile("rb") as answers:
+                assert answers.readline().startswith(b"HTTP/1.1 204")
 
 
 def test_pipelined_responses_keep_the_order_of_requests(running):
