@@ -27,7 +27,7 @@ import httpx2
 from bench.children import ROOT, free_port
 from bench.records import batch_of_size
 from bench.report import Report, Target
-from tierlog.client import Client
+from tierlog.client.client import Client
 
 ROUNDS: Final = 5
 MIB: Final = 1 << 20

@@ -26,7 +26,8 @@ from bench.kafka import Kafka, kafka
 from bench.records import texts
 from bench.report import Report, Target
 from bench.rounds import interleave
-from tierlog.client import AsyncClient, Batching, Client
+from tierlog.client.batching import Batching
+from tierlog.client.client import AsyncClient, Client
 
 ROUNDS: Final = 5
 RECORDS: Final = 100_000

@@ -17,7 +17,7 @@ from bench.children import Server
 from bench.records import batch_of_size
 from bench.rounds import cpu_seconds_of, cpu_seconds_of_tree
 from bench.wire import Wire
-from tierlog.client import Client
+from tierlog.client.client import Client
 from tierlog.client.wire import RECORD_BATCHES
 
 MIB: Final = 1 << 20

@@ -22,7 +22,7 @@ from bench.records import batch_of_size
 from bench.report import Report, Target
 from bench.rounds import cpu_seconds_of, interleave
 from bench.wire import Wire
-from tierlog.client import Client
+from tierlog.client.client import Client
 from tierlog.client.wire import RECORD_BATCHES
 
 ROUNDS: Final = 5

@@ -38,7 +38,7 @@ from bench.report import Report, Target
 from bench.rounds import interleave, wall_seconds
 from bench.s2 import S2Log, s2
 from bench.wire import Append, Wire, percentile
-from tierlog.client import Client
+from tierlog.client.client import Client
 from tierlog.client.wire import RECORD_BATCHES
 from tierlog.record_format.encode import encode_batch
 

@@ -27,7 +27,7 @@ from bench.load import Requests
 from bench.records import batch_of_size, texts
 from bench.report import Report, Target
 from bench.rounds import interleave
-from tierlog.client import Client
+from tierlog.client.client import Client
 from tierlog.client.wire import RECORD_BATCHES
 
 ROUNDS: Final = 5

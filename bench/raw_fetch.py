@@ -23,7 +23,7 @@ from bench.load import Load, Requests
 from bench.records import batch_of_size
 from bench.report import Report, Target
 from bench.rounds import interleave
-from tierlog.client import Client
+from tierlog.client.client import Client
 from tierlog.client.wire import RECORD_BATCHES
 from tierlog.record_format.batch import parse_header
 

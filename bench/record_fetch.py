@@ -25,7 +25,7 @@ from bench.records import START_MS, texts
 from bench.report import Report, Target
 from bench.rounds import interleave
 from bench.wire import Wire
-from tierlog.client import Client
+from tierlog.client.client import Client
 from tierlog.client.wire import RECORD_BATCHES
 from tierlog.record_format.encode import encode_batch
 

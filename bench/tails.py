@@ -25,7 +25,7 @@ from bench.children import Server
 from bench.report import Report, Target
 from bench.rounds import cpu_seconds_of
 from bench.wire import Wire, percentile
-from tierlog.client import Client
+from tierlog.client.client import Client
 
 ROUNDS: Final = 3
 TAILS: Final = 5_000

@@ -21,7 +21,7 @@ from tierlog.object_store.s3_connection import S3Options
 from tierlog.object_store.store import ObjectStore
 
 if TYPE_CHECKING:
-    from tierlog.client import Client
+    from tierlog.client.client import Client
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class _Clients:
 
     def broker(self, access: Access) -> Client:
         # Imported here, since reads from the bucket alone do not need it.
-        from tierlog.client import Client
+        from tierlog.client.client import Client
 
         assert access.server is not None
         with self._lock:

@@ -52,7 +52,7 @@ from tierlog.spark_reader.sink_batches import (
 )
 
 if TYPE_CHECKING:
-    from tierlog.client import Client
+    from tierlog.client.client import Client
 
 _COMPRESSION: Final = Option(read.one_of(*CODEC_NAMES.values()))
 

@@ -13,24 +13,19 @@ Names load when they are first used: `import tierlog` costs nothing. Errors are 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from tierlog import errors
-    from tierlog.client import (
-        AsyncClient,
-        AsyncProducer,
-        Batching,
-        Client,
-        ConsumedRecord,
-        JsonSource,
-        Limits,
-        NewRecord,
-        OffsetCommit,
-        Producer,
-        RecordMetadata,
-        RetryPolicy,
-    )
+    from tierlog.client.async_producer import AsyncProducer
+    from tierlog.client.batching import Batching, RecordMetadata
+    from tierlog.client.calls import Limits, Sequenced
+    from tierlog.client.client import AsyncClient, Client
+    from tierlog.client.exchange import RetryPolicy
+    from tierlog.client.group_calls import OffsetCommit
+    from tierlog.client.producer import Producer
+    from tierlog.client.records import ConsumedRecord, JsonSource, NewRecord
+    from tierlog.client.responses import ProducerIdentity
     from tierlog.spark_reader.arrow_reader import read_arrow
 
 __version__ = "0.1.0"
@@ -46,12 +41,27 @@ __all__ = [
     "NewRecord",
     "OffsetCommit",
     "Producer",
+    "ProducerIdentity",
     "RecordMetadata",
     "RetryPolicy",
+    "Sequenced",
     "__version__",
     "errors",
     "read_arrow",
 ]
+
+_MODULES: Final = {
+    "async_producer": ("AsyncProducer",),
+    "batching": ("Batching", "RecordMetadata"),
+    "calls": ("Limits", "Sequenced"),
+    "client": ("AsyncClient", "Client"),
+    "exchange": ("RetryPolicy",),
+    "group_calls": ("OffsetCommit",),
+    "producer": ("Producer",),
+    "records": ("ConsumedRecord", "JsonSource", "NewRecord"),
+    "responses": ("ProducerIdentity",),
+}
+_MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names}
 
 
 if not TYPE_CHECKING:  # else a type checker would accept any name, with type Any
@@ -61,8 +71,8 @@ if not TYPE_CHECKING:  # else a type checker would accept any name, with type An
             return import_module("tierlog.errors")
         if name == "read_arrow":  # needs the extra `arrow`
             return _read_arrow()
-        if name in __all__:
-            return getattr(import_module("tierlog.client"), name)
+        if name in _MODULE_OF:
+            return getattr(import_module(f"tierlog.client.{_MODULE_OF[name]}"), name)
         raise AttributeError(f"module 'tierlog' has no attribute {name!r}")
 
 

@@ -6,8 +6,9 @@ import httpx2
 import msgspec
 
 import tierlog
-from tierlog.client import RetryPolicy, responses
+from tierlog.client import responses
 from tierlog.client.batching import prepare_record
+from tierlog.client.exchange import RetryPolicy
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.decode import decode_batch
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tests.fakes.served_broker import served_broker
 from tierlog.api.http.settings import HttpSettings
 from tierlog.broker.broker import Broker
-from tierlog.client import Client
+from tierlog.client.client import Client
 from tierlog.hot_tier.append import Acks
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.store import ManifestStore, StoreOptions

@@ -27,8 +27,10 @@ import pytest
 import tierlog
 from tests.fakes.tiny_broker import description, refused
 from tests.simulation.steps import seeds
-from tierlog.client import AsyncProducer, Batching, RetryPolicy
-from tierlog.client import Producer as SyncProducer
+from tierlog.client.async_producer import AsyncProducer
+from tierlog.client.batching import Batching
+from tierlog.client.exchange import RetryPolicy
+from tierlog.client.producer import Producer as SyncProducer
 from tierlog.hot_tier.producer_state import Producer, after_batch, check_sequence
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.decode import decode_batch

@@ -23,7 +23,7 @@ from tierlog.cli.output import Output, progress_bar
 from tierlog.host.clock import wall_clock_ms
 
 if TYPE_CHECKING:
-    from tierlog.client import Client
+    from tierlog.client.client import Client
 
 Records = Annotated[int, typer.Option("--records", min=1, help="Total number of records.")]
 RecordBytes = Annotated[int, typer.Option("--record-bytes", min=1, help="Size of each value.")]
@@ -140,7 +140,7 @@ def _measured(
 
 def _read(client: Client, topic: str, partition: int) -> Iterator[Work]:
     """Read a whole partition as raw batches."""
-    from tierlog.client import Limits
+    from tierlog.client.calls import Limits
 
     offset, up_to_date = 0, False
     while not up_to_date:

@@ -23,7 +23,9 @@ from tierlog.record_format.batch_order import headers_in_order
 from tierlog.record_format.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from tierlog.client import Client, ConsumedRecord, Limits
+    from tierlog.client.calls import Limits
+    from tierlog.client.client import Client
+    from tierlog.client.records import ConsumedRecord
     from tierlog.client.responses import FetchedBatches
 
 MAX_FETCH_BYTES = 4 << 20
@@ -99,7 +101,7 @@ def consume(
     format_: FormatOption = Format.VALUE,
 ) -> None:
     """Print records; stops at the high watermark unless --follow is given."""
-    from tierlog.client import Limits
+    from tierlog.client.calls import Limits
 
     start = _start(offset, timestamp, group)
     limits = Limits(max_bytes=MAX_FETCH_BYTES, isolation=isolation)
@@ -156,7 +158,7 @@ def _commit_last(client: Client, group: str, last: ConsumedRecord, *, topic_id: 
     """Commit the last record: it counts as consumed when the next one is requested, which does not
     happen with --max-records.
     """
-    from tierlog.client import OffsetCommit
+    from tierlog.client.group_calls import OffsetCommit
 
     commit = OffsetCommit(last.topic, last.partition, last.offset + 1, topic_id=topic_id)
     client.commit_offsets(group, [commit])

@@ -25,7 +25,7 @@ from tierlog.cli.table import print_table
 from tierlog.record_format.errors import TierlogError
 
 if TYPE_CHECKING:
-    from tierlog.client import Client
+    from tierlog.client.client import Client
     from tierlog.client.responses import FetchedRecords, TopicDescription
     from tierlog.demo.flights import CarrierDelays
     from tierlog.demo.processes import ChildProcess
@@ -121,7 +121,7 @@ def demo(
 
 
 def _run_steps(stage: Stage, flights: Any, expected: dict[str, CarrierDelays]) -> None:
-    from tierlog.client import Client
+    from tierlog.client.client import Client
 
     with Client(stage.server) as client:
         client.create_topic(TOPIC, partitions=PARTITIONS, config=CONFIG)
@@ -251,7 +251,7 @@ def _tier_row(client: Client, one: Any) -> tuple[object, ...]:
 
 
 def _fetch_from_both_tiers(client: Client, rows: int) -> None:
-    from tierlog.client import Limits
+    from tierlog.client.calls import Limits
 
     one = Limits(max_records=1)
     first = _timed_fetch(client, "first record", offset="earliest", limits=one)

@@ -129,7 +129,7 @@ def _time_syncs(folder: Path) -> tuple[float, float]:
 def _broker(
     server: str, token: str | None, token_file: Path | None, ca_file: Path | None
 ) -> Iterator[Verdict]:
-    from tierlog.client import Client
+    from tierlog.client.client import Client
     from tierlog.record_format.errors import TierlogError
 
     try:

@@ -10,7 +10,8 @@ from tierlog.cli.options import OutputOption, YesOption, client_command, complet
 from tierlog.cli.output import Output, note, print_json
 
 if TYPE_CHECKING:
-    from tierlog.client import Client, OffsetCommit
+    from tierlog.client.client import Client
+    from tierlog.client.group_calls import OffsetCommit
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -81,7 +82,7 @@ def parse_offset(client: Client, text: str) -> OffsetCommit:
     """Parse `TOPIC:PARTITION=OFFSET`; a keyword becomes its current offset. An offset outside the
     log becomes its start or end, with a note, as in kafka-consumer-groups.
     """
-    from tierlog.client import OffsetCommit
+    from tierlog.client.group_calls import OffsetCommit
 
     place, separator, offset = text.partition("=")
     topic, colon, partition = place.rpartition(":")

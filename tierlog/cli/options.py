@@ -37,7 +37,7 @@ from tierlog.setting_table import TABLE, Setting
 
 if TYPE_CHECKING:
     from tierlog.cli.bucket_reader import BucketReader
-    from tierlog.client import Client
+    from tierlog.client.client import Client
     from tierlog.host.retry import RetryPolicy
     from tierlog.object_store.store import ObjectStore
 
@@ -196,7 +196,7 @@ def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _ask(ctx: typer.Context, names: Callable[[Client], Iterable[str]]) -> list[str]:
-    from tierlog.client import Client
+    from tierlog.client.client import Client
     from tierlog.client.exchange import NO_RETRIES
 
     options = {name: ctx.params.get(name) for name in ("server", "token", "token_file", "ca_file")}
@@ -293,7 +293,9 @@ def _with_source(options: ClientOrBucketOptions, call: partial[None]) -> None:
 
 
 def _with_client(options: ClientOptions, call: partial[None]) -> None:
-    from tierlog.client import BrokerUnreachable, Client, NotOfferedHere
+    from tierlog.client.client import Client
+    from tierlog.client.exchange import BrokerUnreachable
+    from tierlog.client.problems import NotOfferedHere
 
     with Client(
         options.server,

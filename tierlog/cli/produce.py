@@ -35,7 +35,7 @@ from tierlog.client.calls import Acks
 from tierlog.client.wire import NDJSON
 
 if TYPE_CHECKING:
-    from tierlog.client import Client
+    from tierlog.client.client import Client
     from tierlog.client.responses import ProduceResponse, ProduceResult
 
 MAX_REQUEST_BYTES = 1 << 20

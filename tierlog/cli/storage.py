@@ -33,7 +33,7 @@ from tierlog.cli.topic import note_damaged
 from tierlog.record_format.errors import RetriableError, UnknownTopic
 
 if TYPE_CHECKING:
-    from tierlog.client import Client
+    from tierlog.client.client import Client
     from tierlog.client.responses import OffloadResult, Segment
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)

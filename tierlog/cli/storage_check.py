@@ -36,7 +36,7 @@ from tierlog.host.clock import wall_clock_ms
 from tierlog.record_format.errors import CorruptDataError, UnknownTopic
 
 if TYPE_CHECKING:
-    from tierlog.client import Client
+    from tierlog.client.client import Client
 
 app = typer.Typer()
 

@@ -33,7 +33,7 @@ from tierlog.host.clock import wall_clock_ms
 from tierlog.record_format.errors import StoreUnavailable, TierlogError, UnknownManifestVersion
 
 if TYPE_CHECKING:
-    from tierlog.client import Client
+    from tierlog.client.client import Client
     from tierlog.manifest.pins import Pin, Pins
     from tierlog.manifest.store import ManifestStore
 

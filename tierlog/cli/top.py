@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-    from tierlog.client import Client
+    from tierlog.client.client import Client
 
 Every = Annotated[
     float, typer.Option("--every", min=0.1, max=86_400, help="Seconds between updates.")
@@ -98,7 +98,7 @@ def read(text: str, *, at_s: float) -> Reading:
     """Parse Prometheus' text format. Raises UnexpectedAnswer."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    from tierlog.client import UnexpectedAnswer
+    from tierlog.client.problems import UnexpectedAnswer
 
     samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     try:

@@ -21,7 +21,7 @@ from tierlog.cli.table import print_table
 from tierlog.record_format.errors import CorruptDataError
 
 if TYPE_CHECKING:
-    from tierlog.client import Client
+    from tierlog.client.client import Client
     from tierlog.client.responses import Topic, TopicDescription
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)

@@ -439,12 +439,14 @@ def trim(topic: str, partition: int, *, before_offset: int) -> Call[int]:
 
 
 def is_alive() -> Call[bool]:
-    return Call(Request("GET", "/healthz"), lambda _: True)
+    return Call(Request("GET", "/healthz"), lambda _: True, once=True)
 
 
 def readiness() -> Call[responses.Readiness]:
-    """`/readyz` responds 503 with its reasons: a result, not a failure."""
-    return Call(Request("GET", "/readyz"), read_readiness, expected_statuses=frozenset((503,)))
+    """Whether every partition is served, and if not, why. Not retried."""
+    not_ready = frozenset((503,))  # `/readyz` responds so, with its reasons: it is no failure
+    request = Request("GET", "/readyz")
+    return Call(request, read_readiness, expected_statuses=not_ready, once=True)
 
 
 # --- responses with one member --------------------------------------------------------------------

@@ -1,34 +1,32 @@
-"""`tierlog.Client`: the broker from plain Python, one call at a time.
+"""`tierlog.Client` and `tierlog.AsyncClient`: the broker from Python, a call at a time or awaited.
 
-Only I/O happens here: `calls` defines requests and results, `exchange` retries, `scheduling` what
-is fetched next. A client may be shared between threads; after a fork, parent and
-child have connections of their own.
+* Only I/O happens here: `calls` defines requests and results, `exchange` retries, `scheduling` what
+  is fetched next.
+* What both clients have is written once, in `_BrokerClient`; a call of `calls` or `group_calls` is
+  a method with the call's parameters, defaults and docstring.
+* A `Client` may be shared between threads; after a fork, parent and child have connections of their
+  own. An `AsyncClient` serves any number of tasks of one event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 import httpx2
 
 from tierlog.client import calls, group_calls, responses
+from tierlog.client.async_producer import AsyncProducer
 from tierlog.client.batching import Batching
 from tierlog.client.calls import DEFAULT_LIMITS, Limits, Start
-from tierlog.client.exchange import (
-    NO_RETRIES,
-    Call,
-    Outcome,
-    Pause,
-    RetryPolicy,
-    Steps,
-    exchange,
-    sync_method,
-)
+from tierlog.client.exchange import Call, NotSent, Outcome, Pause, RetryPolicy, Steps, exchange
 from tierlog.client.group_calls import GroupProgress
 from tierlog.client.problems import UnexpectedAnswer
 from tierlog.client.producer import Producer
@@ -36,20 +34,45 @@ from tierlog.client.records import ConsumedRecord, Time, to_ms
 from tierlog.client.scheduling import FetchSchedule, PartitionCursor, schedule_fetches
 from tierlog.client.transport import ConnectionConfig, to_outcome, to_response
 from tierlog.client.wire import Request, Response
+from tierlog.client.workarounds import is_closed_at_once
 from tierlog.record_format.errors import RetriableError, TierlogError
 
+P = ParamSpec("P")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Transport = TypeVar("Transport", httpx2.BaseTransport, httpx2.AsyncBaseTransport)
+Records = TypeVar("Records")
 
 
-class Client:
-    """A client of one broker; a context manager. Raises the errors of `tierlog.errors`.
+class CallMethod(Protocol[P, T_co]):
+    """A call as a method: an `AsyncClient` returns a coroutine of its result."""
 
-    `server` is `http://HOST:PORT` or `https://HOST:PORT`; `ca_file` is the certificate authority,
-    if the system does not trust the broker's. `token`, or the content of `token_file`, is sent with
-    each request. Defaults are taken from TIERLOG_SERVER (else http://127.0.0.1:8640),
-    TIERLOG_TOKEN, TIERLOG_TOKEN_FILE and TIERLOG_CA_FILE, as on the command line. `timeout_s`
-    bounds each request; `retries` applies to reads, and to writes that were refused or not sent.
-    """
+    @overload
+    def __get__(self, client: Client, kind: object) -> Callable[P, T_co]: ...
+    @overload
+    def __get__(
+        self, client: AsyncClient, kind: object
+    ) -> Callable[P, Coroutine[Any, Any, T_co]]: ...
+    @overload
+    def __get__(self, client: None, kind: object) -> Callable[..., Any]: ...
+
+
+def method(make: Callable[P, Call[T]]) -> CallMethod[P, T]:
+    @wraps(make)
+    def make_call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return self.call(make(*args, **kwargs))
+
+    # What `help` and notebooks show: with `self`, and the call's result as the return type.
+    of_call = signature(make)
+    make_call.__signature__ = of_call.replace(  # type: ignore[attr-defined]
+        parameters=[Parameter("self", Parameter.POSITIONAL_ONLY), *of_call.parameters.values()],
+        return_annotation=of_call.return_annotation.removeprefix("Call[").removesuffix("]"),
+    )
+    return cast("CallMethod[P, T]", make_call)
+
+
+class _BrokerClient(Generic[Transport, Records]):
+    """How both clients connect, and their calls. `Records`: what `consume` returns."""
 
     def __init__(
         self,
@@ -60,7 +83,7 @@ class Client:
         ca_file: str | Path | None = None,
         timeout_s: float = 30.0,
         retries: RetryPolicy | None = None,
-        transport: httpx2.BaseTransport | None = None,
+        transport: Transport | None = None,
     ) -> None:
         self._connection = ConnectionConfig(
             server=server,
@@ -70,56 +93,28 @@ class Client:
             timeout_s=timeout_s,
         )
         self.retries = retries or RetryPolicy()
-        self._transport = transport
+        self._transport: Transport | None = transport
         self._connect()
 
     def _connect(self) -> None:
-        self._http, self._long_poll = self._connection.clients(httpx2.Client, self._transport)
-        self._active_groups: set[GroupProgress] = set()
-        self._process = os.getpid()  # last: until then the parent's connections are not ours
-
-    def close(self) -> None:
-        """Commit what was consumed for groups, and close the connections."""
-        if self._process != os.getpid():
-            return  # the parent's connections; their locks may be held by threads that are not here
-        for progress in list(self._active_groups):
-            with suppress(TierlogError):
-                self._commit(progress)
-        self._http.close()
-        self._long_poll.close()
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         return self._connection.describe(self)
 
-    def __enter__(self) -> Self:
-        return self
+    create_topic = method(calls.create_topic)
+    list_topics = method(calls.list_topics)
+    describe_topic = method(calls.describe_topic)
+    alter_topic = method(calls.alter_topic)
+    delete_topic = method(calls.delete_topic)
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    produce = method(calls.produce)
+    produce_encoded = method(calls.produce_encoded)
+    produce_batches = method(calls.produce_batches)
+    init_producer = method(calls.init_producer)
 
-    # --- topics
-
-    create_topic = sync_method(calls.create_topic)
-    list_topics = sync_method(calls.list_topics)
-    describe_topic = sync_method(calls.describe_topic)
-    alter_topic = sync_method(calls.alter_topic)
-    delete_topic = sync_method(calls.delete_topic)
-
-    # --- produce
-
-    produce = sync_method(calls.produce)
-    produce_encoded = sync_method(calls.produce_encoded)
-    produce_batches = sync_method(calls.produce_batches)
-    init_producer = sync_method(calls.init_producer)
-
-    def producer(self, batching: Batching | None = None) -> Producer:
-        """A producer takes records one by one, batches them, and appends each exactly once."""
-        return Producer(self, batching)
-
-    # --- fetch
-
-    fetch = sync_method(calls.fetch)
-    fetch_batches = sync_method(calls.fetch_batches)
+    fetch = method(calls.fetch)
+    fetch_batches = method(calls.fetch_batches)
 
     def consume(
         self,
@@ -132,7 +127,7 @@ class Client:
         follow: bool = False,
         group: str | None = None,
         limits: Limits = DEFAULT_LIMITS,
-    ) -> Generator[ConsumedRecord, None, None]:
+    ) -> Records:
         """Iterate over the records of the partitions (default: all), in order in each partition.
 
         Ends at each partition's high watermark (with `read_committed`: last stable offset) as of
@@ -152,7 +147,65 @@ class Client:
             follow=follow,
             limits=limits,
         )
-        steps = schedule_fetches(template, partitions, offset, group=group, retries=self.retries)
+        return self._consume(
+            schedule_fetches(template, partitions, offset, group=group, retries=self.retries)
+        )
+
+    def _consume(self, steps: Steps[FetchSchedule]) -> Records:
+        raise NotImplementedError
+
+    commit_offsets = method(group_calls.commit_offsets)
+    group = method(group_calls.group)
+    groups = method(group_calls.groups)
+    delete_group = method(group_calls.delete_group)
+
+    offsets = method(calls.offsets)
+    offset_for_timestamp = method(calls.offset_for_timestamp)
+    manifest = method(calls.manifest)
+    storage_report = method(calls.storage_report)
+    metrics = method(calls.metrics)
+    verify = method(calls.verify)
+    offload = method(calls.offload)
+    trim = method(calls.trim)
+    readiness = method(calls.readiness)
+
+
+class Client(_BrokerClient[httpx2.BaseTransport, Generator[ConsumedRecord, None, None]]):
+    """A client of one broker; a context manager. Raises the errors of `tierlog.errors`.
+
+    `server` is `http://HOST:PORT` or `https://HOST:PORT`; `ca_file` is the certificate authority,
+    if the system does not trust the broker's. `token`, or the content of `token_file`, is sent with
+    each request. Defaults are taken from TIERLOG_SERVER (else http://127.0.0.1:8640),
+    TIERLOG_TOKEN, TIERLOG_TOKEN_FILE and TIERLOG_CA_FILE, as on the command line. `timeout_s`
+    bounds each request; `retries` applies to reads, and to writes that were refused or not sent.
+    """
+
+    def _connect(self) -> None:
+        self._http, self._long_poll = self._connection.clients(httpx2.Client, self._transport)
+        self._active_groups: set[GroupProgress] = set()
+        self._process = os.getpid()  # last: until then the parent's connections are not ours
+
+    def close(self) -> None:
+        """Commit what was consumed for groups, and close the connections."""
+        if self._process != os.getpid():
+            return  # the parent's connections; their locks may be held by threads that are not here
+        for progress in list(self._active_groups):
+            with suppress(TierlogError):
+                self._commit(progress)
+        self._http.close()
+        self._long_poll.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def producer(self, batching: Batching | None = None) -> Producer:
+        """A producer takes records one by one, batches them, and appends each exactly once."""
+        return Producer(self, batching)
+
+    def _consume(self, steps: Steps[FetchSchedule]) -> Generator[ConsumedRecord, None, None]:
         schedule = self.run(steps)
         if schedule.progress is not None:
             yield from self._consume_for(schedule.progress, schedule)
@@ -187,24 +240,6 @@ class Client:
         if (commit := progress.commit()) is not None:
             self.call(commit)
 
-    # --- groups
-
-    commit_offsets = sync_method(group_calls.commit_offsets)
-    group = sync_method(group_calls.group)
-    groups = sync_method(group_calls.groups)
-    delete_group = sync_method(group_calls.delete_group)
-
-    # --- offsets, segments, storage
-
-    offsets = sync_method(calls.offsets)
-    offset_for_timestamp = sync_method(calls.offset_for_timestamp)
-    manifest = sync_method(calls.manifest)
-    storage_report = sync_method(calls.storage_report)
-    metrics = sync_method(calls.metrics)
-    verify = sync_method(calls.verify)
-    offload = sync_method(calls.offload)
-    trim = sync_method(calls.trim)
-
     def segments(
         self, topic: str, partition: int, *, from_offset: int | None = None
     ) -> Generator[responses.Segment, None, None]:
@@ -216,20 +251,12 @@ class Client:
                 return
             from_offset = page.next_from_offset
 
-    # --- health
-
     def is_alive(self) -> bool:
         """Whether a broker responds. Not retried."""
         try:
-            return self.run(exchange(calls.is_alive(), NO_RETRIES))
+            return self.call(calls.is_alive())
         except (RetriableError, UnexpectedAnswer):
             return False
-
-    def readiness(self) -> responses.Readiness:
-        """Whether every partition is served, and if not, why. Not retried."""
-        return self.run(exchange(calls.readiness(), NO_RETRIES))
-
-    # --- driving
 
     def call(self, call: Call[T]) -> T:
         """Make any call of `tierlog.client.calls`."""
@@ -259,3 +286,120 @@ class Client:
             return to_response(http.request(**self._connection.http_arguments(request)))
         except httpx2.RequestError as error:
             return to_outcome(error)
+
+
+class AsyncClient(_BrokerClient[httpx2.AsyncBaseTransport, AsyncGenerator[ConsumedRecord, None]]):
+    """A client of one broker; an async context manager. The calls of `Client`, awaited."""
+
+    def _connect(self) -> None:
+        self._http, self._long_poll = self._connection.clients(httpx2.AsyncClient, self._transport)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._active_groups: set[GroupProgress] = set()
+        self._committing = asyncio.Lock()
+
+    async def aclose(self) -> None:
+        """As `Client.close`. The generator of an abandoned `async for` may not be closed yet."""
+        try:
+            for progress in list(self._active_groups):
+                with suppress(TierlogError):
+                    await self._commit(progress)
+        finally:
+            await self._http.aclose()
+            await self._long_poll.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def producer(self, batching: Batching | None = None) -> AsyncProducer:
+        """As `Client.producer`."""
+        return AsyncProducer(self, batching)
+
+    async def _consume(self, steps: Steps[FetchSchedule]) -> AsyncGenerator[ConsumedRecord, None]:
+        schedule = await self.run(steps)
+        if schedule.progress is not None:
+            async with aclosing(self._consume_for(schedule.progress, schedule)) as records:
+                async for record in records:
+                    yield record
+            return
+        while fetch := schedule.next_call(time.monotonic()):
+            for record in fetch.to_records(await self.run(fetch.steps)):
+                yield record
+
+    async def _consume_for(
+        self, progress: GroupProgress, schedule: FetchSchedule
+    ) -> AsyncGenerator[ConsumedRecord, None]:
+        self._active_groups.add(progress)
+        try:
+            while fetch := schedule.next_call(time.monotonic()):
+                for record in fetch.to_records(await self.run(fetch.steps)):
+                    progress.consumed_before(record)
+                    yield record
+        except BaseException:
+            with suppress(TierlogError):
+                await self._commit(progress)
+            raise
+        finally:
+            self._active_groups.discard(progress)
+        await self._commit(progress)
+
+    async def _commit(self, progress: GroupProgress) -> None:
+        async with self._committing:  # `aclose` waits for a commit in flight
+            commit = progress.commit()
+            if commit is not None and not self._http.is_closed:
+                await self.call(commit)
+
+    async def segments(
+        self, topic: str, partition: int, *, from_offset: int | None = None
+    ) -> AsyncGenerator[responses.Segment, None]:
+        while True:
+            page = await self.call(calls.segments_page(topic, partition, from_offset=from_offset))
+            for segment in page.segments:
+                yield segment
+            if page.next_from_offset is None:
+                return
+            from_offset = page.next_from_offset
+
+    async def is_alive(self) -> bool:
+        try:
+            return await self.call(calls.is_alive())
+        except (RetriableError, UnexpectedAnswer):
+            return False
+
+    async def call(self, call: Call[T]) -> T:
+        """Make any call of `tierlog.client.calls`."""
+        return await self.run(exchange(call, self.retries))
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Perform the steps of an exchange, and return its result."""
+        loop = asyncio.get_running_loop()
+        if (self._loop or loop) is not loop:
+            raise RuntimeError(
+                "this client belongs to another event loop: create one client per event loop"
+            )
+        self._loop = loop
+        outcome: Outcome = None
+        while True:
+            try:
+                step = steps.send(outcome)
+            except StopIteration as done:
+                result: T = done.value
+                return result
+            if isinstance(step, Pause):
+                await asyncio.sleep(step.seconds)
+                outcome = None
+            else:
+                outcome = await self._transmit(step)
+
+    async def _transmit(self, request: Request) -> Response | Outcome:
+        http = self._long_poll if request.extra_wait_s else self._http
+        try:
+            return to_response(await http.request(**self._connection.http_arguments(request)))
+        except httpx2.RequestError as error:
+            return to_outcome(error)
+        except AttributeError as error:
+            if not is_closed_at_once(error):
+                raise
+            return NotSent(f"{http.base_url.netloc.decode()}: the connection was closed")

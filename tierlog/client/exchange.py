@@ -10,8 +10,6 @@ Rules that keep it honest:
   from a broker that shut down during the request.
 * A retried write may be refused, or fail to connect, although an earlier attempt took effect: then
   `AnswerLost` is the cause of the error.
-* Both clients have the calls of `calls` and `group_calls` as methods, with their parameters,
-  defaults and docstrings.
 """
 
 from __future__ import annotations
@@ -19,11 +17,9 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from functools import wraps
-from inspect import Parameter, signature
-from typing import Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from tierlog.client.problems import (
     error_from_response,
@@ -80,6 +76,7 @@ class Call(Generic[T]):
     idempotent: bool = True
     # Statuses outside 200 to 299 that are results of this call, not failures.
     expected_statuses: frozenset[int] = frozenset()
+    once: bool = False  # not retried, whatever the policy
 
 
 RESTART_TIMEOUT_S: Final = 120.0  # for a broker's restart; Kafka's delivery.timeout.ms
@@ -129,7 +126,7 @@ def exchange(call: Call[T], policy: RetryPolicy) -> Steps[T]:
     Raises the error that the problem document stands for, BrokerUnreachable, or AnswerLost; from
     AnswerLost if an earlier attempt of a write may have taken effect.
     """
-    retries = _Retries(call, policy)
+    retries = _Retries(call, NO_RETRIES if call.once else policy)
     while True:
         outcome = yield call.request
         if isinstance(outcome, Response) and _is_success(outcome, call):
@@ -215,44 +212,3 @@ def _failure(call: Call[T], outcome: Outcome) -> Exception:
     if not call.idempotent:
         return AnswerLost(f"{where}: {outcome.reason}; the request may have taken effect")
     return BrokerUnreachable(f"{where}: {outcome.reason}")
-
-
-P = ParamSpec("P")
-
-
-class SyncCaller(Protocol):
-    def call(self, call: Call[T]) -> T: ...
-
-
-class AsyncCaller(Protocol):
-    async def call(self, call: Call[T]) -> T: ...
-
-
-def sync_method(make: Callable[P, Call[T]]) -> Callable[Concatenate[SyncCaller, P], T]:
-    @wraps(make)
-    def method(self: SyncCaller, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.call(make(*args, **kwargs))
-
-    _set_signature(method)
-    return method
-
-
-def async_method(
-    make: Callable[P, Call[T]],
-) -> Callable[Concatenate[AsyncCaller, P], Coroutine[Any, Any, T]]:
-    @wraps(make)
-    async def method(self: AsyncCaller, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self.call(make(*args, **kwargs))
-
-    _set_signature(method)
-    return method
-
-
-def _set_signature(method: Any) -> None:
-    """What `help` and notebooks show: with `self`, and the call's result as the return type."""
-    of_call = signature(method)
-    self_parameter = Parameter("self", Parameter.POSITIONAL_ONLY)
-    result = of_call.return_annotation.removeprefix("Call[").removesuffix("]")
-    method.__signature__ = of_call.replace(
-        parameters=[self_parameter, *of_call.parameters.values()], return_annotation=result
-    )

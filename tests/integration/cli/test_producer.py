@@ -7,7 +7,9 @@ import sys
 import httpx2
 
 from tests.fakes.command_line import ENVIRONMENT
-from tierlog.client import Batching, Client, RetryPolicy
+from tierlog.client.batching import Batching
+from tierlog.client.client import Client
+from tierlog.client.exchange import RetryPolicy
 
 
 class LossyTransport(httpx2.HTTPTransport):

@@ -83,7 +83,7 @@ def test_following_a_topic_includes_added_partitions(api, monkeypatch, group) ->
         client.alter_topic(topic, partitions=3)
         api.values(topic, "c", "d", partition=2)
         if group is not None:  # another of its consumers found the partition first
-            client.commit_offsets(group, [tierlog.client.OffsetCommit(topic, 2, 1)])
+            client.commit_offsets(group, [tierlog.OffsetCommit(topic, 2, 1)])
         monkeypatch.setattr(scheduling, "METADATA_MAX_AGE_MS", 50)
         added = next(reading)
         expected = (0, b"c") if group is None else (1, b"d")

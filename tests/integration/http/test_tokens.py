@@ -18,7 +18,7 @@ from tierlog.api.http.access.tokens import create_token, read_entries, revoke_to
 from tierlog.api.http.routes import CALLS
 from tierlog.api.http.settings import HttpSettings
 from tierlog.broker.broker import Broker
-from tierlog.client import Client
+from tierlog.client.client import Client
 from tierlog.client.problems import Unauthorized
 
 READ, PRODUCE, ADMIN = Scope.READ, Scope.PRODUCE, Scope.ADMIN

@@ -13,7 +13,7 @@ from tierlog.api.http.access.scopes import Scope
 from tierlog.api.http.access.tokens import create_token
 from tierlog.api.http.settings import HttpSettings
 from tierlog.broker.damaged_partition import DamagedPartition
-from tierlog.client import Client
+from tierlog.client.client import Client
 from tierlog.cold_tier import segment_indexes
 from tierlog.manifest.keys import base_offset_of
 from tierlog.manifest.store import ManifestStore
@@ -69,7 +69,7 @@ def test_without_a_store_option_the_broker_serves_both_tiers(tiers):
 def test_a_task_does_not_describe_its_topic(tiers, monkeypatch):
     """A description lists all partitions; one per task would be quadratic in their number."""
     run = Run(tiers, subscribe="flights", store=None)
-    monkeypatch.delattr(Client, "describe_topic")
+    monkeypatch.setattr(Client, "describe_topic", None)
     assert run.rows() == {k: v for k, v in tiers.written.items() if k[0] == "flights"}
 
 
@@ -169,8 +169,8 @@ def test_partitions_are_planned_in_parallel(tiers, monkeypatch, method):
 
 def test_planning_small_partitions_only_describes_their_topic(tiers, monkeypatch):
     """Requests per partition would dominate the planning of many."""
-    monkeypatch.delattr(Client, "offsets")
-    monkeypatch.delattr(Client, "segments")
+    monkeypatch.setattr(Client, "offsets", None)
+    monkeypatch.setattr(Client, "segments", None)
     for store, attribute in ((tiers.store_url, "offload_lag_bytes"), (None, "hot_bytes")):
         run = Run(tiers, subscribe="flights", store=store, splitBytes=None)
         assert run.rows() == {k: v for k, v in tiers.written.items() if k[0] == "flights"}

@@ -7,7 +7,7 @@ import pytest
 
 from pyspark_tierlog import DefaultSource
 from tests.fakes.two_tiers import two_tiers
-from tierlog.client import Client
+from tierlog.client.client import Client
 
 GUIDES = Path(__file__).parents[3] / "docs" / "guides"
 

@@ -18,7 +18,7 @@ from tests.fakes import spark_process
 from tests.fakes.forked import ROOT
 from tests.fakes.two_tiers import two_tiers
 from tierlog.cli.program import run as run_command
-from tierlog.client import Client
+from tierlog.client.client import Client
 from tierlog.record_format.errors import InvalidRequest
 from tierlog.record_format.findings import ProblemKind
 from tierlog.spark_reader.data_loss import DataLoss

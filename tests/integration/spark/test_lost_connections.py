@@ -6,9 +6,10 @@ import httpx2
 import pyarrow as pa
 import pytest
 
-import tierlog.client
+import tierlog.client.client
 from tests.fakes.two_tiers import two_tiers
-from tierlog.client import BrokerUnreachable, Client, RetryPolicy
+from tierlog.client.client import Client
+from tierlog.client.exchange import BrokerUnreachable, RetryPolicy
 from tierlog.record_format.errors import InvalidRecord, UnknownTopic
 from tierlog.spark_reader.options import parse_options
 from tierlog.spark_reader.sink import Sink, TierlogWriter, parse_write_options
@@ -34,7 +35,7 @@ class LossyTransport(httpx2.HTTPTransport):
 def test_a_request_whose_response_is_lost_is_retried_and_appended_once(tmp_path, monkeypatch):
     transport = LossyTransport()
     monkeypatch.setattr(
-        tierlog.client, "Client", lambda *a, **k: Client(*a, **k, transport=transport)
+        tierlog.client.client, "Client", lambda *a, **k: Client(*a, **k, transport=transport)
     )
     values = [b"%d" % n for n in range(3000)]
     rows = pa.RecordBatch.from_pydict({"key": values, "value": values})
@@ -97,7 +98,7 @@ class RefusingTransport(httpx2.HTTPTransport):
 def transport(monkeypatch):
     transport = RefusingTransport()
     monkeypatch.setattr(
-        tierlog.client, "Client", lambda *a, **k: Client(*a, **k, transport=transport)
+        tierlog.client.client, "Client", lambda *a, **k: Client(*a, **k, transport=transport)
     )
     monkeypatch.setattr(RetryPolicy, "pause_s", lambda *_: 0.0)
     yield transport

@@ -2,7 +2,7 @@ import pytest
 from pyspark.sql.functions import expr
 
 from tests.fakes.two_tiers import two_tiers
-from tierlog.client import Client
+from tierlog.client.client import Client
 from tierlog.record_format.batch import parse_header
 from tierlog.record_format.codecs import CODEC_NAMES
 

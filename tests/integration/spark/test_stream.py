@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.kafka_folder import KafkaFolder
 from tests.fakes.two_tiers import START_MS, two_tiers
 from tierlog.broker.repair.restore import RestoreOptions, restore
-from tierlog.client import Client
+from tierlog.client.client import Client
 from tierlog.hot_tier.append import Acks
 from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import UnknownTopic

@@ -6,10 +6,10 @@ from contextlib import closing
 
 import httpx2
 
-import tierlog.client
+import tierlog.client.client
 from tests.fakes.two_tiers import two_tiers
 from tierlog.cli.options import BucketOptions
-from tierlog.client import Client
+from tierlog.client.client import Client
 from tierlog.host.retry import OUTAGE_POLICY, READ_POLICY
 from tierlog.object_store.s3_connection import S3Options
 from tierlog.spark_reader import access as access_module
@@ -57,7 +57,7 @@ def test_a_renewed_token_is_used_by_the_next_task(tmp_path, monkeypatch):
     transport = httpx2.MockTransport(respond)
     monkeypatch.setattr(access_module, "_clients", access_module._Clients())
     monkeypatch.setattr(
-        tierlog.client, "Client", lambda *a, **k: Client(*a, **k, transport=transport)
+        tierlog.client.client, "Client", lambda *a, **k: Client(*a, **k, transport=transport)
     )
     monkeypatch.setenv("TIERLOG_TOKEN_FILE", str(file))
     for access in (

@@ -11,8 +11,8 @@ import pytest
 
 import tierlog
 from tests.fakes.tiny_broker import QUICK, TinyBroker, description, refused
-from tierlog.client import Batching
 from tierlog.client.async_producer import AsyncProducer
+from tierlog.client.batching import Batching
 from tierlog.record_format import errors
 
 

@@ -8,9 +8,9 @@ from concurrent import futures
 import pytest
 
 from tests.fakes.tiny_broker import TinyBroker, client, record, refused
-from tierlog.client import Batching
 from tierlog.client.batching import (
     Accumulator,
+    Batching,
     Delivery,
     InterruptSafeCondition,
     RecordMetadata,

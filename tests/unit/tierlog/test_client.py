@@ -14,19 +14,18 @@ import httpx2
 import pytest
 
 import tierlog
-from tierlog.client import (
-    AnswerLost,
-    AppendedInPart,
-    BrokerUnreachable,
-    RetryPolicy,
-    calls,
-    problems,
-    scheduling,
-)
+from tierlog.client import calls, problems, scheduling
 from tierlog.client.calls import Limits, Sequenced
-from tierlog.client.exchange import UNLIMITED_ATTEMPTS, Pause, exchange
+from tierlog.client.exchange import (
+    UNLIMITED_ATTEMPTS,
+    AnswerLost,
+    BrokerUnreachable,
+    Pause,
+    RetryPolicy,
+    exchange,
+)
 from tierlog.client.group_calls import GroupProgress
-from tierlog.client.problems import BrokerFault, UnexpectedAnswer
+from tierlog.client.problems import AppendedInPart, BrokerFault, UnexpectedAnswer
 from tierlog.client.records import ConsumedRecord, decode_fetched, to_batches
 from tierlog.client.scheduling import FetchSchedule, PartitionCursor
 from tierlog.client.wire import Response
@@ -284,7 +283,7 @@ def test_a_produce_that_was_not_sent_or_refused_is_retried():
 
 def test_an_idempotent_produce_is_retried_after_a_broken_connection():
     script = Script(httpx2.ReadError, ok(PRODUCED))
-    identity = tierlog.client.ProducerIdentity(producer_id=2**40, producer_epoch=3)
+    identity = tierlog.ProducerIdentity(producer_id=2**40, producer_epoch=3)
     with client(script) as c:
         c.produce("t", ["a"], partition=0, sequenced=Sequenced(identity, 9))
     assert [r.headers["producer-sequence"] for r in script.requests] == ["9", "9"]
@@ -724,7 +723,7 @@ def test_a_gateway_error_counts_as_a_broken_connection(status):
     script = Script(httpx2.Response(status, text="<html>"), ok(PRODUCED))
     with client(script) as c, pytest.raises(AnswerLost, match=f"{status} from a gateway"):
         c.produce("t", ["a"])
-    identity = tierlog.client.ProducerIdentity(producer_id=2**40, producer_epoch=3)
+    identity = tierlog.ProducerIdentity(producer_id=2**40, producer_epoch=3)
     script = Script(httpx2.Response(status, text="<html>"), ok(PRODUCED))
     with client(script) as c:
         assert c.produce("t", ["a"], partition=0, sequenced=Sequenced(identity, 9)).topic == "t"

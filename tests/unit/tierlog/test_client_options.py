@@ -7,7 +7,7 @@ import pytest
 
 import tierlog
 from tierlog.cli.options import ClientOptions, _near_topic, _with_client
-from tierlog.client import NotOfferedHere
+from tierlog.client.problems import NotOfferedHere
 
 
 @pytest.mark.parametrize(

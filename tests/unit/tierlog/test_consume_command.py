@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tierlog.cli import consume, program
-from tierlog.client import ConsumedRecord
+from tierlog.client.records import ConsumedRecord
 from tierlog.client.responses import FetchedBatches
 from tierlog.record_format.encode import encode_batch
 
@@ -50,7 +50,7 @@ def test_a_consumer_that_was_interrupted_before_the_end_says_so(
         raise KeyboardInterrupt
 
     client = nullcontext(SimpleNamespace(consume=interrupted))
-    monkeypatch.setattr("tierlog.client.Client", lambda *_, **__: client)
+    monkeypatch.setattr("tierlog.client.client.Client", lambda *_, **__: client)
     assert program.run(["consume", "t", *group]) == program.INTERRUPTED
     program._flush_or_discard_output()
     assert capfdbinary.readouterr().out == b"v\n"

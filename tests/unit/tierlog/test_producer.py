@@ -11,9 +11,8 @@ import pytest
 
 import tierlog
 from tests.fakes.tiny_broker import QUICK, TinyBroker, client, refused
-from tierlog.client import Batching
 from tierlog.client import producer as producers
-from tierlog.client.batching import RECORD_OVERHEAD_BYTES
+from tierlog.client.batching import RECORD_OVERHEAD_BYTES, Batching
 from tierlog.client.producer import Producer
 from tierlog.record_format import errors
 
@@ -37,7 +36,7 @@ def test_a_full_buffer_blocks_send_until_its_timeout():
         return broker(request)
 
     with tierlog.Client(retries=QUICK, transport=httpx2.MockTransport(slow)) as c:
-        producer = tierlog.client.Producer(
+        producer = tierlog.Producer(
             c, Batching(linger_ms=0, buffer_bytes=20 * RECORD_OVERHEAD_BYTES), room_timeout_s=0.05
         )
         fill = (producer.send("t", b"x" * 100, partition=0) for _ in range(100))

@@ -14,8 +14,8 @@ import pytest
 
 from tests.fakes.tiny_broker import TinyBroker, client
 from tests.fakes.waiting import until
-from tierlog.client import Batching
 from tierlog.client import producer as producers
+from tierlog.client.batching import Batching
 from tierlog.client.producer import Producer
 
 

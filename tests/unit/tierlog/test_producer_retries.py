@@ -7,7 +7,8 @@ import pytest
 
 import tierlog
 from tests.fakes.tiny_broker import TinyBroker, client, description, refused
-from tierlog.client import AnswerLost, Batching, BrokerUnreachable, RetryPolicy
+from tierlog.client.batching import Batching
+from tierlog.client.exchange import AnswerLost, BrokerUnreachable, RetryPolicy
 from tierlog.client.producer import Producer
 from tierlog.record_format import errors
 

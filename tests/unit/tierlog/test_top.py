@@ -7,8 +7,9 @@ import pytest
 from rich.console import Console
 
 from tierlog.cli.top import _loads, _print_as_json, load_between, picture, read
-from tierlog.client import Client, UnexpectedAnswer
+from tierlog.client.client import Client
 from tierlog.client.exchange import NO_RETRIES
+from tierlog.client.problems import UnexpectedAnswer
 
 BEFORE = """
 # TYPE tierlog_produced_records counter
