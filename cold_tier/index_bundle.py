@@ -48,14 +48,52 @@ from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptObject, UnknownFormatVersion
 
 _CRC: Final = struct.Struct(">I")
+FORMAT_VERSION: Final = 1
 
-TABLE_MAGIC: Final = b"TLCT"
-TABLE_VERSION: Final = 1
 
-_TABLE_HEADER: Final = struct.Struct(">4sHHqIqI")
-_TABLE_ENTRY: Final = struct.Struct(">qIIqqqqII")
+class _Layout(NamedTuple):
+    """A header that ends with a count, as many entries, and the CRC-32C of all that."""
 
-assert (_TABLE_HEADER.size, _TABLE_ENTRY.size) == (32, 56)
+    what: str
+    magic: bytes
+    header: struct.Struct
+    entry: struct.Struct
+
+    def size_bytes(self, count: int) -> int:
+        return self.header.size + count * self.entry.size + _CRC.size
+
+    def pack(self, *fields: int, entries: Sequence[tuple[int, ...]]) -> bytes:
+        body = self.header.pack(
+            self.magic, FORMAT_VERSION, self.entry.size, *fields, len(entries)
+        ) + b"".join(self.entry.pack(*entry) for entry in entries)
+        return body + _CRC.pack(crc32c_of(body))
+
+    def unpack(self, data: Buffer, *, file: str) -> tuple[list[int], list[tuple[int, ...]]]:
+        """The header's fields and the entries that `data` begins with."""
+        if len(data) < self.size_bytes(0) or bytes(data[:4]) != self.magic:
+            raise CorruptObject(f"is not a {self.what}", file=file)
+        _, version, entry_size, *fields, count = self.header.unpack_from(data)
+        if version != FORMAT_VERSION:
+            raise UnknownFormatVersion(
+                f"{self.what} has format version {version}; this tierlog supports {FORMAT_VERSION}",
+                file=file,
+            )
+        end = self.size_bytes(count) - _CRC.size
+        if entry_size != self.entry.size or len(data) < end + _CRC.size:
+            raise CorruptObject(f"the {self.what} is truncated", file=file)
+        if crc32c_of(bytes(data[:end])) != _CRC.unpack_from(data, end)[0]:
+            raise CorruptObject(f"the {self.what} fails its CRC-32C", file=file)
+        return fields, list(self.entry.iter_unpack(bytes(data[self.header.size : end])))
+
+
+_TABLE: Final = _Layout(
+    "chunk table", b"TLCT", struct.Struct(">4sHHqIqI"), struct.Struct(">qIIqqqqII")
+)
+_DIRECTORY: Final = _Layout(
+    "bundle of indexes", b"TLIX", struct.Struct(">4sHHqqI"), struct.Struct(">IIqq")
+)
+
+assert [(one.header.size, one.entry.size) for one in (_TABLE, _DIRECTORY)] == [(32, 56), (28, 24)]
 
 
 class ChunkFlags(IntFlag):
@@ -143,50 +181,32 @@ def _of_all(choose: Callable[[list[int]], int], bounds: Sequence[int | None]) ->
 
 
 def pack_chunk_table(table: ChunkTable) -> bytes:
-    header = _TABLE_HEADER.pack(
-        TABLE_MAGIC,
-        TABLE_VERSION,
-        _TABLE_ENTRY.size,
+    return _TABLE.pack(
         table.base_offset,
         table.log_crc32c,
         table.log_size_bytes,
-        len(table.chunks),
+        entries=[_entry_of(chunk) for chunk in table.chunks],
     )
-    body = header + b"".join(map(_pack_entry, table.chunks))
-    return body + _CRC.pack(crc32c_of(body))
 
 
 def parse_chunk_table(data: Buffer, *, file: str) -> ChunkTable:
     """Raises CorruptObject, UnknownFormatVersion."""
-    if len(data) < _TABLE_HEADER.size + _CRC.size or bytes(data[:4]) != TABLE_MAGIC:
-        raise CorruptObject("is not a chunk table", file=file)
-    _, version, entry_size, base_offset, log_crc, log_size, count = _TABLE_HEADER.unpack_from(data)
-    if version != TABLE_VERSION:
-        raise UnknownFormatVersion(
-            f"chunk table has format version {version}; this tierlog supports {TABLE_VERSION}",
-            file=file,
-        )
-    end = _TABLE_HEADER.size + count * _TABLE_ENTRY.size
-    if entry_size != _TABLE_ENTRY.size or len(data) != end + _CRC.size:
+    (base_offset, log_crc, log_size), entries = _TABLE.unpack(data, file=file)
+    if len(data) != _TABLE.size_bytes(len(entries)):
         raise CorruptObject("the chunk table's length does not match its count", file=file)
-    if crc32c_of(bytes(data[:end])) != _CRC.unpack_from(data, end)[0]:
-        raise CorruptObject("the chunk table fails its CRC-32C", file=file)
-    chunks = [
-        _unpack_entry(fields)
-        for fields in _TABLE_ENTRY.iter_unpack(bytes(data[_TABLE_HEADER.size : end]))
-    ]
+    chunks = [_chunk_of(entry) for entry in entries]
     problem = _disorder(chunks, base_offset=base_offset, log_size_bytes=log_size)
     if problem:
         raise CorruptObject(f"chunk table: {problem}", file=file)
     return ChunkTable(chunks, base_offset=base_offset, log_size_bytes=log_size, log_crc32c=log_crc)
 
 
-def _pack_entry(chunk: Chunk) -> bytes:
+def _entry_of(chunk: Chunk) -> tuple[int, ...]:
     flags = ChunkFlags.HAS_GAP * chunk.has_gap
     flags |= ChunkFlags.HAS_TRANSACTIONS * chunk.has_transactions
     flags |= ChunkFlags.MIN_TIMESTAMP_KNOWN * (chunk.min_timestamp is not None)
     flags |= ChunkFlags.MAX_TIMESTAMP_KNOWN * (chunk.max_timestamp is not None)
-    return _TABLE_ENTRY.pack(
+    return (
         chunk.position,
         chunk.size_bytes,
         chunk.record_count,
@@ -199,8 +219,8 @@ def _pack_entry(chunk: Chunk) -> bytes:
     )
 
 
-def _unpack_entry(fields: tuple[int, ...]) -> Chunk:
-    position, size, count, first, last, low, high, crc, flags = fields
+def _chunk_of(entry: tuple[int, ...]) -> Chunk:
+    position, size, count, first, last, low, high, crc, flags = entry
     return Chunk(
         position=position,
         size_bytes=size,
@@ -224,15 +244,6 @@ def _disorder(chunks: Sequence[Chunk], *, base_offset: int, log_size_bytes: int)
             return f"the offsets of chunk {number} are out of order"
         position, next_offset = chunk.end_position, chunk.last_offset + 1
     return "" if position == log_size_bytes else f"ends at {position} of {log_size_bytes} bytes"
-
-
-MAGIC: Final = b"TLIX"
-FORMAT_VERSION: Final = 1
-
-_HEADER: Final = struct.Struct(">4sHHqqI")
-_ENTRY: Final = struct.Struct(">IIqq")
-
-assert (_HEADER.size, _ENTRY.size) == (28, 24)
 
 
 class SectionKind(IntEnum):
@@ -291,39 +302,21 @@ def pack_bundle(
         SectionKind.TXN_INDEX: txn_index,
         SectionKind.PRODUCER_SNAPSHOT: producer_snapshot,
     }
-    first = position = head_size(len(parts))
-    head = _HEADER.pack(
-        MAGIC, FORMAT_VERSION, _ENTRY.size, table.base_offset, table.log_size_bytes, len(parts)
-    )
+    first = position = _DIRECTORY.size_bytes(len(parts))
+    sections = []
     for kind, part in parts.items():
-        head += _ENTRY.pack(kind, crc32c_of(part), position, len(part))
+        sections.append(Section(kind, crc32c_of(part), position, len(part)))
         position += len(part)
-    body = b"".join([head, _CRC.pack(crc32c_of(head)), *parts.values()])
+    head = _DIRECTORY.pack(table.base_offset, table.log_size_bytes, entries=sections)
+    body = b"".join([head, *parts.values()])
     return IndexBundle(body, crc32c_of(body), first, len(parts[SectionKind.CHUNK_TABLE]))
-
-
-def head_size(sections: int) -> int:
-    return _HEADER.size + sections * _ENTRY.size + _CRC.size
 
 
 def parse_directory(data: Buffer, *, file: str) -> Directory:
     """Parse the head, all of which is in `data`. Raises CorruptObject, UnknownFormatVersion."""
-    if len(data) < head_size(0) or bytes(data[:4]) != MAGIC:
-        raise CorruptObject("is not an index bundle", file=file)
-    _, version, entry_size, base_offset, log_size, count = _HEADER.unpack_from(data)
-    if version != FORMAT_VERSION:
-        raise UnknownFormatVersion(
-            f"index bundle has format version {version}; this tierlog supports {FORMAT_VERSION}",
-            file=file,
-        )
-    end = head_size(count) - _CRC.size
-    if entry_size != _ENTRY.size or len(data) < end + _CRC.size:
-        raise CorruptObject("the directory is truncated", file=file)
-    if crc32c_of(bytes(data[:end])) != _CRC.unpack_from(data, end)[0]:
-        raise CorruptObject("the directory fails its CRC-32C", file=file)
-    entries = _ENTRY.iter_unpack(bytes(data[_HEADER.size : end]))
-    sections = [Section(*fields) for fields in entries]
-    if any(one.position < end + _CRC.size or one.size_bytes < 0 for one in sections):
+    (base_offset, log_size), entries = _DIRECTORY.unpack(data, file=file)
+    sections, end = [Section(*entry) for entry in entries], _DIRECTORY.size_bytes(len(entries))
+    if any(one.position < end or one.size_bytes < 0 for one in sections):
         raise CorruptObject("a section lies outside the object", file=file)
     return Directory(base_offset, log_size, {one.kind: one for one in sections})
 
