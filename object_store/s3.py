@@ -1,11 +1,8 @@
-"""An ObjectStore on S3 or a compatible service.
+"""An ObjectStore on S3 or a compatible service: writes, lists and whole objects. `s3_ranged_get`
+has the other reads, and how a request is made.
 
-* Retries happen only here, by `RetryPolicy`; every attempt is counted.
 * Every write carries the CRC-32C of its bytes in a header, computed here (botocore[crt] is not
   needed).
-* A ranged response is accepted only if its Content-Range is the one that was requested.
-* `s3_ranged_get` receives ranges without boto3, which is the fallback.
-* Foreign exceptions are mapped only in `error_response_of` and `_raise_error`.
 
 Thread-safe: boto3's clients are.
 """
@@ -16,25 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
-
-from botocore.exceptions import BotoCoreError, FlexibleChecksumError
+from typing import Any
 
 from tierlog.host.retry import (
-    READ_POLICY,
     ChecksumMismatch,
-    RetryPolicy,
     retry_on_checksum_mismatch,
 )
-from tierlog.object_store.ledger import Operation, StoreLedger
-from tierlog.object_store.s3_client import (
-    FOREIGN,
-    ca_file,
-    error_response_of,
-    make_client,
-    url_signer,
-)
-from tierlog.object_store.s3_connection import S3Options, UnsupportedResponse
 from tierlog.object_store.s3_multipart import (
     MULTIPART_FROM_BYTES,
     FileParts,
@@ -43,91 +27,42 @@ from tierlog.object_store.s3_multipart import (
     list_uploads,
     read_part,
 )
-from tierlog.object_store.s3_ranged_get import ErrorStatus, RangedGets, RangeResponse
+from tierlog.object_store.s3_ranged_get import S3Reads
 from tierlog.object_store.s3_responses import (
-    CLOCK_SKEW_CODES,
-    CONNECT_FAILED,
     ErrorResponse,
     Fault,
-    advice,
-    check_range,
     classify,
+    error_for,
     member_of,
-    reason,
     reported_crc32c,
     response_time_ms,
 )
 from tierlog.object_store.store import (
     PIECE_BYTES,
-    ChecksumRefused,
     IncompleteUpload,
     IncompleteUploads,
     Names,
     ObjectStat,
     ObjectStats,
-    Piece,
     Resumable,
     check_key,
     check_prefix,
 )
 from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import (
-    ClockSkewTooLarge,
     ConfigurationError,
     CorruptObject,
     MissingObject,
-    ObjectExists,
     OutcomeUnknownError,
-    ShuttingDown,
     StoreUnavailable,
-    StoreUnreachable,
 )
 
-T = TypeVar("T")
-P = TypeVar("P", bytes, Piece)
-
-READS = frozenset(("get", "head", "list"))
 LIST_PAGE = 1000
 DELETE_PAGE = 1000
 PART_BYTES = 16 * 1024 * 1024
 
 
-class S3Store:
-    def __init__(
-        self, bucket: str, prefix: str, options: S3Options, *, policy: RetryPolicy | None = None
-    ) -> None:
-        """`policy` is for all calls. By default it is a broker's: a read gives up sooner than a
-        write, since a client waits for it.
-        """
-        self._bucket, self._options = bucket, options
-        self._prefix = prefix + "/" if prefix else ""
-        self._policy = policy or RetryPolicy(deadline_s=options.deadline_s)
-        self.read_policy = policy or READ_POLICY
-        self.url = f"s3://{self._bucket}/{self._prefix}".rstrip("/")
-        self.ledger = StoreLedger()
-        self._is_closed = False
-        try:
-            self._client = make_client(options)
-            sign, authorities = url_signer(options), ca_file(options)
-        except (BotoCoreError, ValueError) as error:
-            raise ConfigurationError(f"store {self.url}: {error}") from error
-        self.identity = f"{self.url} at {self._client.meta.endpoint_url}"
-        self._ranges = RangedGets(
-            lambda operation, key: sign(operation, bucket, self.full_key(key)),
-            options,
-            endpoint=self._client.meta.endpoint_url,
-            ca_file=authorities,
-        )
-
-    def full_key(self, key: str) -> str:
-        return self._prefix + key
-
-    def close(self) -> None:
-        """Calls in progress end with their current request."""
-        self._is_closed = True
-        self._ranges.close()
-        self._client.close()
-
+class S3Store(S3Reads):
     # --- writing ----------------------------------------------------------------------------------
 
     def put(
@@ -156,7 +91,7 @@ class S3Store:
                 raise kind(f"{key}: the response has no ETag")
             return response
 
-        response = self._retry("put", key, send, creates=if_absent, sent_bytes=len(data))
+        response = self._call("put", key, send, creates=if_absent, sent_bytes=len(data))
         return ObjectStat(key, len(data), reported_crc32c(response), response_time_ms(response))
 
     def put_file(
@@ -182,7 +117,7 @@ class S3Store:
             upload = MultipartUpload(
                 self._client,
                 self._target(key),
-                partial(self._retry, "put", key),
+                partial(self._call, "put", key),
                 write_options=self._write_options(key),
                 crc32c=crc32c,
             )
@@ -198,10 +133,10 @@ class S3Store:
         refused: list[tuple[str, ErrorResponse]] = []
         for begin in range(0, len(keys), DELETE_PAGE):
             page = keys[begin : begin + DELETE_PAGE]
-            refused += self._retry("delete", page[0], partial(self._delete_page, page))
+            refused += self._call("delete", page[0], partial(self._delete_page, page))
         if refused:
             key, fault = refused[0]
-            self._raise_error(fault, "delete", key)
+            raise error_for(fault, operation="delete", key=key, url=self.url)
 
     def _delete_page(self, keys: Sequence[str]) -> list[tuple[str, ErrorResponse]]:
         """The keys that may not be deleted, and why."""
@@ -218,21 +153,21 @@ class S3Store:
             if kind is Fault.MISCONFIGURED:
                 refused.append((key, fault))
             elif kind is not Fault.MISSING:
-                self._raise_error(fault, "delete", key)
+                raise error_for(fault, operation="delete", key=key, url=self.url)
         return refused
 
     def incomplete_uploads(self, prefix: str, *, limit: int) -> IncompleteUploads:
         check_prefix(prefix)
         wanted = {"Bucket": self._bucket, "Prefix": self.full_key(prefix)}
         try:
-            found = list_uploads(self._client, wanted, partial(self._retry, "list", prefix), limit)
+            found = list_uploads(self._client, wanted, partial(self._call, "list", prefix), limit)
         except ConfigurationError:  # it needs a permission that nothing else needs
             return []
         return [upload._replace(key=upload.key[len(self._prefix) :]) for upload in found]
 
     def abort_upload(self, upload: IncompleteUpload) -> None:
         with suppress(MissingObject):
-            self._retry(
+            self._call(
                 "delete",
                 upload.key,
                 lambda: self._client.abort_multipart_upload(
@@ -261,60 +196,7 @@ class S3Store:
                 )
             return body
 
-        return retry_on_checksum_mismatch(lambda: self._retry("get", key, send), file=key)
-
-    def get_range(
-        self, key: str, start: int, end: int, *, into: memoryview | None = None
-    ) -> Iterator[Piece]:
-        assert 0 <= start < end
-        check_key(key)
-        if not self._ranges.is_usable:
-            yield from self._range_by_boto3(key, start, end)
-            return
-        try:
-            response = self._once("get", key, lambda: self._ranges.open(key, start, end))
-        except UnsupportedResponse:
-            yield from self._range_by_boto3(key, start, end)
-            self._ranges.note_fallback()
-            return
-        with closing(response):
-            check_range(response.content_range, response.size_bytes, start=start, end=end, key=key)
-            yield from self._counted(key, _pieces(response, into), end - start)
-
-    def _range_by_boto3(self, key: str, start: int, end: int) -> Iterator[bytes]:
-        def send() -> Any:
-            return self._client.get_object(**self._target(key), Range=f"bytes={start}-{end - 1}")
-
-        response = self._once("get", key, send)
-        with closing(response["Body"]) as stream:
-            size_bytes = member_of(response, "ContentLength", key=key)
-            given = response.get("ContentRange", "")
-            check_range(given, size_bytes, start=start, end=end, key=key)
-            yield from self._counted(key, stream.iter_chunks(PIECE_BYTES), end - start)
-
-    def head(self, key: str) -> ObjectStat | None:
-        check_key(key)
-        try:
-            return self._retry("head", key, partial(self._head, key))
-        except MissingObject:
-            return None
-
-    def _head(self, key: str) -> ObjectStat:
-        if not self._ranges.is_usable:
-            return self._head_by_boto3(key)
-        try:
-            return self._ranges.head(key)
-        except UnsupportedResponse:
-            found = self._head_by_boto3(key)
-        self._ranges.note_fallback()
-        return found
-
-    def _head_by_boto3(self, key: str) -> ObjectStat:
-        response = self._client.head_object(**self._target(key), ChecksumMode="ENABLED")
-        size_bytes = member_of(response, "ContentLength", key=key)
-        modified = member_of(response, "LastModified", key=key)
-        modified_ms = int(modified.timestamp() * 1000)
-        return ObjectStat(key, size_bytes, reported_crc32c(response), modified_ms)
+        return retry_on_checksum_mismatch(lambda: self._call("get", key, send), file=key)
 
     def list(self, prefix: str, *, start_after: str = "", limit: int) -> ObjectStats:
         check_prefix(prefix)
@@ -353,7 +235,7 @@ class S3Store:
                 MaxKeys=min(remaining, LIST_PAGE),
                 **wanted,
             )
-            response: Any = self._retry("list", prefix, send)
+            response: Any = self._call("list", prefix, send)
             is_truncated = member_of(response, "IsTruncated", key=prefix)
             yield response
             remaining -= len(response.get("Contents", []))
@@ -380,9 +262,6 @@ class S3Store:
 
     # --- one call ---------------------------------------------------------------------------------
 
-    def _target(self, key: str) -> Any:
-        return {"Bucket": self._bucket, "Key": self.full_key(key)}
-
     def _write_options(self, key: str) -> Any:
         """The configured options of a write; the storage class is for segment logs only."""
         options = self._options
@@ -392,93 +271,3 @@ class S3Store:
             "StorageClass": options.storage_class if key.endswith(".log") else None,
         }
         return {name: value for name, value in configured.items() if value is not None}
-
-    def _retry(
-        self,
-        operation: Operation,
-        key: str,
-        send: Callable[[], T],
-        *,
-        creates: bool = False,
-        sent_bytes: int = 0,
-    ) -> T:
-        policy = self.read_policy if operation in READS else self._policy
-        return policy.call_with_retries(
-            lambda: self._once(operation, key, send, creates=creates, sent_bytes=sent_bytes)
-        )
-
-    def _once(
-        self,
-        operation: Operation,
-        key: str,
-        send: Callable[[], T],
-        *,
-        creates: bool = False,
-        sent_bytes: int = 0,
-    ) -> T:
-        if self._is_closed:
-            raise ShuttingDown(f"store {self.url} was closed")
-        with self.ledger.counted(operation, key, sent_bytes=sent_bytes):
-            try:
-                return send()
-            except ErrorStatus as status:
-                self._raise_error(status.response, operation, key, cause=status)
-            except FOREIGN as error:
-                self._raise_error(
-                    error_response_of(error), operation, key, creates=creates, cause=error
-                )
-
-    def _raise_error(
-        self,
-        response: ErrorResponse,
-        operation: str,
-        key: str,
-        *,
-        creates: bool = False,
-        cause: BaseException | None = None,
-    ) -> NoReturn:
-        fault = classify(response, operation=operation)
-        if fault is Fault.EXISTS:
-            raise ObjectExists(key) from cause
-        if fault is Fault.MISSING:
-            raise MissingObject("the object is not in the store", file=key) from cause
-        if fault is Fault.RANGE:
-            raise CorruptObject("ends before the requested range", file=key) from cause
-        if fault is Fault.CHECKSUM:
-            raise ChecksumRefused(f"{key}: {reason(response)}") from cause
-        if fault is Fault.MISCONFIGURED:
-            line = advice(response, operation=operation, key=key)
-            if response.code in CLOCK_SKEW_CODES:
-                raise ClockSkewTooLarge(f"store {self.url}: {line}") from cause
-            raise ConfigurationError(f"store {self.url}: {line}") from cause
-        if fault is Fault.UNKNOWN and creates:
-            raise OutcomeUnknownError(
-                f"{key}: the response was lost: {reason(response)}"
-            ) from cause
-        kind = StoreUnreachable if response.code == CONNECT_FAILED else StoreUnavailable
-        raise kind(f"{key}: {operation}: {reason(response)}") from cause
-
-    def _counted(self, key: str, pieces: Iterator[P], size_bytes: int) -> Iterator[P]:
-        """Count the bytes of `pieces`. Raises StoreUnavailable unless they total `size_bytes`."""
-        received = 0
-        try:
-            for piece in pieces:
-                received += len(piece)
-                yield piece
-        except FlexibleChecksumError as error:  # boto3 checks other algorithms too
-            raise ChecksumMismatch(str(error)) from error
-        except FOREIGN as error:
-            why = error_response_of(error).detail
-            raise StoreUnavailable(
-                f"{key}: the response was interrupted after {received} bytes: {why}"
-            ) from error
-        finally:
-            self.ledger.count("get", key, requests=0, received_bytes=received)
-        if received != size_bytes:
-            raise StoreUnavailable(f"{key}: the response has {received} bytes, not {size_bytes}")
-
-
-def _pieces(response: RangeResponse, into: memoryview | None) -> Iterator[Piece]:
-    if into is not None:
-        return response.pieces(into)
-    return (bytes(piece) for piece in response.pieces(memoryview(bytearray(PIECE_BYTES))))

@@ -1,4 +1,4 @@
-"""Creates boto3's clients, and converts their exceptions.
+"""Creates boto3's clients and presigned URLs, and converts their exceptions.
 
 * boto3 does not retry: its retry of a conditional PUT that had succeeded would get 412, and its
   retries could not be counted for the bill.
@@ -8,6 +8,9 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -34,7 +37,6 @@ from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
 from tierlog.object_store.s3_connection import ConnectFailed, S3Options
-from tierlog.object_store.s3_ranged_get import Operation
 from tierlog.object_store.s3_responses import CONNECT_FAILED, ErrorResponse
 from tierlog.object_store.workarounds import keep_from_following_redirects
 from tierlog.record_format.errors import ConfigurationError
@@ -42,7 +44,11 @@ from tierlog.record_format.errors import ConfigurationError
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
+SignedOperation = Literal["get_object", "head_object"]
+
 URL_EXPIRES_S: Final = 900
+URL_REUSE_S: Final = 300.0  # a third of its validity
+URLS_MAX: Final = 8192  # an owner checks each partition again and again, with one HEAD
 _ONE_ATTEMPT: Final[Any] = {"total_max_attempts": 1, "mode": "standard"}
 FOREIGN = (ClientError, BotoCoreError, ResponseParserError, HTTPError, OSError)
 
@@ -80,7 +86,7 @@ def make_client(options: S3Options) -> S3Client:
     return client
 
 
-def url_signer(options: S3Options) -> Callable[[Operation, str, str], str]:
+def url_signer(options: S3Options) -> Callable[[SignedOperation, str, str], str]:
     """A function that presigns the URL of an operation for a bucket and a key, valid for
     `URL_EXPIRES_S`.
     """
@@ -96,13 +102,40 @@ def url_signer(options: S3Options) -> Callable[[Operation, str, str], str]:
         )
         return _boto3_session(options).client("s3", endpoint_url=options.endpoint, config=config)
 
-    def sign(operation: Operation, bucket: str, key: str) -> str:
+    def sign(operation: SignedOperation, bucket: str, key: str) -> str:
         target = {"Bucket": bucket, "Key": key}
         if operation == "head_object":
             target["ChecksumMode"] = "ENABLED"
         return client().generate_presigned_url(operation, Params=target, ExpiresIn=URL_EXPIRES_S)
 
     return sign
+
+
+class PresignedUrls:
+    """A cache of presigned URLs made by `sign`. Thread-safe."""
+
+    def __init__(self, sign: Callable[[SignedOperation, str], str]) -> None:
+        self._sign, self._lock = sign, threading.Lock()
+        self._urls: OrderedDict[tuple[SignedOperation, str], tuple[float, str]] = OrderedDict()
+
+    def presigned_url(self, operation: SignedOperation, key: str) -> tuple[str, bool]:
+        """The URL, and whether it was signed just now."""
+        now, place = time.monotonic(), (operation, key)
+        with self._lock:
+            signed_at, url = self._urls.get(place, (0.0, ""))
+        if url and now - signed_at < URL_REUSE_S:
+            return url, False
+        url = self._sign(operation, key)
+        with self._lock:
+            self._urls[place] = (now, url)
+            self._urls.move_to_end(place)
+            if len(self._urls) > URLS_MAX:
+                self._urls.popitem(last=False)
+        return url, True
+
+    def discard(self, operation: SignedOperation, key: str) -> None:
+        with self._lock:
+            self._urls.pop((operation, key), None)
 
 
 def ca_file(options: S3Options) -> str:

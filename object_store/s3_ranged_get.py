@@ -1,48 +1,78 @@
-"""Ranged GETs of S3 objects, received directly into the reader's buffer; and HEADs.
+"""Ranged GETs of S3 objects, received directly into the reader's buffer, and HEADs; and how every
+request to S3 is made.
 
+* Retries happen only here, by `RetryPolicy`; every attempt is counted. Foreign exceptions are
+  mapped only here, by `error_response_of` and `error_for`.
+* A ranged response is accepted only if its Content-Range is the one that was requested.
 * boto3 resolves the address and signs: a presigned URL, reused for a few minutes and never logged,
   since it grants access to the object. This module sends the request and receives the response,
   because receiving a body through boto3 costs three times the CPU, and a HEAD several times.
 * `UnsupportedResponse` means that boto3 must make the request instead: the response is not HTTP/1.1
   with a known length (a 5xx needs none), or its status may be due to a redirect, a region or a
-  signature.
-* Any other error status raises `ErrorStatus`. Requests are not retried, except once on a new
-  connection if the server had closed an idle one.
+  signature. Any other error status is `ErrorStatus`.
+* An idle connection that the server had closed is replaced at once, by a new one.
 
-Thread-safe: a connection is used by one thread, or idle.
+Thread-safe: boto3's clients are; a connection is used by one thread, or idle.
 """
 
 from __future__ import annotations
 
 import re
 import ssl
-import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from contextlib import closing
+from functools import cached_property, partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, TypeVar
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from botocore.exceptions import BotoCoreError, FlexibleChecksumError
+
+from tierlog.host.retry import READ_POLICY, ChecksumMismatch, RetryPolicy
+from tierlog.object_store.ledger import Operation, StoreLedger
+from tierlog.object_store.s3_client import (
+    FOREIGN,
+    PresignedUrls,
+    SignedOperation,
+    ca_file,
+    error_response_of,
+    make_client,
+    url_signer,
+)
 from tierlog.object_store.s3_connection import (
     Connection,
     ResponseHead,
     S3Options,
     UnsupportedResponse,
 )
-from tierlog.object_store.s3_responses import ErrorResponse, stat_of
-from tierlog.object_store.store import ObjectStat
+from tierlog.object_store.s3_responses import (
+    ErrorResponse,
+    check_range,
+    error_for,
+    member_of,
+    reported_crc32c,
+    stat_of,
+)
+from tierlog.object_store.store import PIECE_BYTES, ObjectStat, Piece, check_key
+from tierlog.record_format.errors import (
+    ConfigurationError,
+    MissingObject,
+    ShuttingDown,
+    StoreUnavailable,
+)
 
-URL_REUSE_S: Final = 300.0  # a third of its validity
-URLS_MAX: Final = 8192  # an owner checks each partition again and again, with one HEAD
 IDLE_MAX_S: Final = 20.0
 ERROR_BODY_MAX_BYTES: Final = 64 * 1024
 FALLBACKS_MAX: Final = 3
+READS: Final = frozenset(("get", "head", "list"))
+ONE_ATTEMPT: Final = RetryPolicy(attempts=1)
 
-Operation = Literal["get_object", "head_object"]
+T = TypeVar("T")
+P = TypeVar("P", bytes, Piece)
 
 _LEFT_TO_BOTO3: Final = frozenset({301, 302, 307, 308, 400, 401, 403})
 _ERROR_FIELD: Final = re.compile(rb"<(Code|Message)>([^<]*)</")
@@ -54,31 +84,158 @@ class ErrorStatus(Exception):
         self.response = response
 
 
-class PresignedUrls:
-    """A cache of presigned URLs made by `sign`; each is used for a third of its validity."""
+class S3Reads:
+    """The reads of an S3Store that boto3 only signs.
 
-    def __init__(self, sign: Callable[[Operation, str], str]) -> None:
-        self._sign, self._lock = sign, threading.Lock()
-        self._urls: OrderedDict[tuple[Operation, str], tuple[float, str]] = OrderedDict()
+    `policy` is for all calls. By default it is a broker's: a read gives up sooner than a write,
+    since a client waits for it.
+    """
 
-    def presigned_url(self, operation: Operation, key: str) -> tuple[str, bool]:
-        """The URL, and whether it was signed just now."""
-        now, place = time.monotonic(), (operation, key)
-        with self._lock:
-            signed_at, url = self._urls.get(place, (0.0, ""))
-        if url and now - signed_at < URL_REUSE_S:
-            return url, False
-        url = self._sign(operation, key)
-        with self._lock:
-            self._urls[place] = (now, url)
-            self._urls.move_to_end(place)
-            if len(self._urls) > URLS_MAX:
-                self._urls.popitem(last=False)
-        return url, True
+    def __init__(
+        self, bucket: str, prefix: str, options: S3Options, *, policy: RetryPolicy | None = None
+    ) -> None:
+        self._bucket, self._options = bucket, options
+        self._prefix = prefix + "/" if prefix else ""
+        self._policy = policy or RetryPolicy(deadline_s=options.deadline_s)
+        self.read_policy = policy or READ_POLICY
+        self.url = f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+        self.ledger = StoreLedger()
+        self._is_closed = False
+        try:
+            self._client = make_client(options)
+            sign, authorities = url_signer(options), ca_file(options)
+        except (BotoCoreError, ValueError) as error:
+            raise ConfigurationError(f"store {self.url}: {error}") from error
+        self.identity = f"{self.url} at {self._client.meta.endpoint_url}"
+        self._ranges = RangedGets(
+            lambda operation, key: sign(operation, bucket, self.full_key(key)),
+            options,
+            endpoint=self._client.meta.endpoint_url,
+            ca_file=authorities,
+        )
 
-    def discard(self, operation: Operation, key: str) -> None:
-        with self._lock:
-            self._urls.pop((operation, key), None)
+    def full_key(self, key: str) -> str:
+        return self._prefix + key
+
+    def close(self) -> None:
+        """Calls in progress end with their current request."""
+        self._is_closed = True
+        self._ranges.close()
+        self._client.close()
+
+    def get_range(
+        self, key: str, start: int, end: int, *, into: memoryview | None = None
+    ) -> Iterator[Piece]:
+        assert 0 <= start < end
+        check_key(key)
+        if not self._ranges.is_usable:
+            yield from self._range_by_boto3(key, start, end)
+            return
+        try:
+            response = self._call(
+                "get", key, lambda: self._ranges.open(key, start, end), policy=ONE_ATTEMPT
+            )
+        except UnsupportedResponse:
+            yield from self._range_by_boto3(key, start, end)
+            self._ranges.note_fallback()
+            return
+        with closing(response):
+            check_range(response.content_range, response.size_bytes, start=start, end=end, key=key)
+            yield from self._counted(key, _pieces(response, into), end - start)
+
+    def _range_by_boto3(self, key: str, start: int, end: int) -> Iterator[bytes]:
+        def send() -> Any:
+            return self._client.get_object(**self._target(key), Range=f"bytes={start}-{end - 1}")
+
+        response = self._call("get", key, send, policy=ONE_ATTEMPT)
+        with closing(response["Body"]) as stream:
+            size_bytes = member_of(response, "ContentLength", key=key)
+            given = response.get("ContentRange", "")
+            check_range(given, size_bytes, start=start, end=end, key=key)
+            yield from self._counted(key, stream.iter_chunks(PIECE_BYTES), end - start)
+
+    def head(self, key: str) -> ObjectStat | None:
+        check_key(key)
+        try:
+            return self._call("head", key, partial(self._head, key))
+        except MissingObject:
+            return None
+
+    def _head(self, key: str) -> ObjectStat:
+        if not self._ranges.is_usable:
+            return self._head_by_boto3(key)
+        try:
+            return self._ranges.head(key)
+        except UnsupportedResponse:
+            found = self._head_by_boto3(key)
+        self._ranges.note_fallback()
+        return found
+
+    def _head_by_boto3(self, key: str) -> ObjectStat:
+        response = self._client.head_object(**self._target(key), ChecksumMode="ENABLED")
+        size_bytes = member_of(response, "ContentLength", key=key)
+        modified = member_of(response, "LastModified", key=key)
+        modified_ms = int(modified.timestamp() * 1000)
+        return ObjectStat(key, size_bytes, reported_crc32c(response), modified_ms)
+
+    # --- one call ---------------------------------------------------------------------------------
+
+    def _target(self, key: str) -> Any:
+        return {"Bucket": self._bucket, "Key": self.full_key(key)}
+
+    def _call(
+        self,
+        operation: Operation,
+        key: str,
+        send: Callable[[], T],
+        *,
+        creates: bool = False,
+        sent_bytes: int = 0,
+        policy: RetryPolicy | None = None,
+    ) -> T:
+        """Send until it succeeds or `policy` gives up; each attempt is counted. Raises the errors
+        of `ObjectStore` alone.
+        """
+        failed = partial(error_for, operation=operation, key=key, url=self.url, creates=creates)
+
+        def attempt() -> T:
+            if self._is_closed:
+                raise ShuttingDown(f"store {self.url} was closed")
+            with self.ledger.counted(operation, key, sent_bytes=sent_bytes):
+                try:
+                    return send()
+                except ErrorStatus as status:
+                    raise failed(status.response) from status
+                except FOREIGN as error:
+                    raise failed(error_response_of(error)) from error
+
+        given = self.read_policy if operation in READS else self._policy
+        return (policy or given).call_with_retries(attempt)
+
+    def _counted(self, key: str, pieces: Iterator[P], size_bytes: int) -> Iterator[P]:
+        """Count the bytes of `pieces`. Raises StoreUnavailable unless they total `size_bytes`."""
+        received = 0
+        try:
+            for piece in pieces:
+                received += len(piece)
+                yield piece
+        except FlexibleChecksumError as error:  # boto3 checks other algorithms too
+            raise ChecksumMismatch(str(error)) from error
+        except FOREIGN as error:
+            why = error_response_of(error).detail
+            raise StoreUnavailable(
+                f"{key}: the response was interrupted after {received} bytes: {why}"
+            ) from error
+        finally:
+            self.ledger.count("get", key, requests=0, received_bytes=received)
+        if received != size_bytes:
+            raise StoreUnavailable(f"{key}: the response has {received} bytes, not {size_bytes}")
+
+
+def _pieces(response: RangeResponse, into: memoryview | None) -> Iterator[Piece]:
+    if into is not None:
+        return response.pieces(into)
+    return (bytes(piece) for piece in response.pieces(memoryview(bytearray(PIECE_BYTES))))
 
 
 class RangedGets:
@@ -90,7 +247,7 @@ class RangedGets:
 
     def __init__(
         self,
-        sign: Callable[[Operation, str], str],
+        sign: Callable[[SignedOperation, str], str],
         options: S3Options,
         *,
         endpoint: str,
@@ -151,7 +308,7 @@ class RangedGets:
             self._idle.pop().close()
 
     def _exchange(
-        self, operation: Operation, key: str, header: str
+        self, operation: SignedOperation, key: str, header: str
     ) -> tuple[Connection, ResponseHead]:
         while True:
             url, is_new = self._urls.presigned_url(operation, key)
@@ -229,7 +386,7 @@ class RangeResponse:
             self._connection.close()
 
 
-def _request(url: str, operation: Operation, header: str) -> tuple[str, bytes]:
+def _request(url: str, operation: SignedOperation, header: str) -> tuple[str, bytes]:
     """Where to send it, and the request."""
     parts = urlsplit(url)
     method = "GET" if operation == "get_object" else "HEAD"

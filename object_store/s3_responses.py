@@ -21,8 +21,18 @@ from typing import Any, NamedTuple
 
 from tierlog.host.clock import wall_clock_ms
 from tierlog.object_store.s3_connection import UnsupportedResponse
-from tierlog.object_store.store import ObjectStat
-from tierlog.record_format.errors import CorruptObject, StoreUnavailable
+from tierlog.object_store.store import ChecksumRefused, ObjectStat
+from tierlog.record_format.errors import (
+    ClockSkewTooLarge,
+    ConfigurationError,
+    CorruptObject,
+    MissingObject,
+    ObjectExists,
+    OutcomeUnknownError,
+    StoreUnavailable,
+    StoreUnreachable,
+    TierlogError,
+)
 
 
 class Fault(Enum):
@@ -155,6 +165,28 @@ def advice(response: ErrorResponse, *, operation: str, key: str) -> str:
         actions=_ACTIONS.get(operation, "it"),
     )
     return f"{text} [{response.code}]" if response.status else text
+
+
+def error_for(
+    response: ErrorResponse, *, operation: str, key: str, url: str, creates: bool = False
+) -> TierlogError:
+    """The error of `ObjectStore` that it is. `creates`: of a PUT that must find no object."""
+    fault = classify(response, operation=operation)
+    if fault is Fault.EXISTS:
+        return ObjectExists(key)
+    if fault is Fault.MISSING:
+        return MissingObject("the object is not in the store", file=key)
+    if fault is Fault.RANGE:
+        return CorruptObject("ends before the requested range", file=key)
+    if fault is Fault.CHECKSUM:
+        return ChecksumRefused(f"{key}: {reason(response)}")
+    if fault is Fault.MISCONFIGURED:
+        kind = ClockSkewTooLarge if response.code in CLOCK_SKEW_CODES else ConfigurationError
+        return kind(f"store {url}: {advice(response, operation=operation, key=key)}")
+    if fault is Fault.UNKNOWN and creates:
+        return OutcomeUnknownError(f"{key}: the response was lost: {reason(response)}")
+    unavailable = StoreUnreachable if response.code == CONNECT_FAILED else StoreUnavailable
+    return unavailable(f"{key}: {operation}: {reason(response)}")
 
 
 def reason(response: ErrorResponse) -> str:

@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.scripted_s3 import HangUp, Reply, scripted_s3
 from tierlog.cold_tier.ranged_reader import ChunkRef, read_chunk
 from tierlog.host.retry import OUTAGE_POLICY, READ_POLICY, RetryPolicy
-from tierlog.object_store import s3 as s3_module
+from tierlog.object_store import s3_ranged_get
 from tierlog.object_store.ledger import PriceTable
 from tierlog.object_store.open import open_store
 from tierlog.object_store.s3 import S3Store
@@ -242,7 +242,7 @@ def test_a_read_waits_for_a_silent_store_only_once(call, monkeypatch):
     """For 20 s, so that a client with a timeout of 30 s sees the error."""
     now_s = [0.0]
     policy = replace(READ_POLICY, monotonic=lambda: now_s[0], sleep=lambda _: None)
-    monkeypatch.setattr(s3_module, "READ_POLICY", policy)
+    monkeypatch.setattr(s3_ranged_get, "READ_POLICY", policy)
 
     def silent(_):
         now_s[0] += S3Options.read_timeout_s
