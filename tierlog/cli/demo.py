@@ -20,16 +20,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tierlog.cli.output import format_size, format_time
-from tierlog.cli.table import print_table
+from tierlog.cli.output import format_size, format_time, print_table
 from tierlog.record_format.errors import TierlogError
 
 if TYPE_CHECKING:
+    from tierlog.cli.demo_flights import CarrierDelays, StartingSession
+    from tierlog.cli.demo_processes import ChildProcess
     from tierlog.client.client import Client
     from tierlog.client.responses import FetchedRecords, TopicDescription
-    from tierlog.demo.flights import CarrierDelays
-    from tierlog.demo.processes import ChildProcess
-    from tierlog.demo.spark import StartingSession
 
 TOPIC = "flights"
 PARTITIONS = 3
@@ -98,7 +96,7 @@ def demo(
     port: Annotated[int, typer.Option(help="The broker's port, if it is free.")] = 8640,
 ) -> None:
     """Send the flights of 2013 through both tiers: produce, offload, fetch, and read with Spark."""
-    from tierlog.demo.flights import delays_by_carrier, load_flights
+    from tierlog.cli.demo_flights import expected_delays, load_flights
 
     flights = load_flights()
     folder = Path(tempfile.mkdtemp(prefix="tierlog-demo-"))
@@ -108,7 +106,7 @@ def demo(
             stack.callback(_stop_all, stage)
             _print(f"logs and data in {folder}")
             _start(stage, port)
-            expected = delays_by_carrier(flights)
+            expected = expected_delays(flights)
             _run_steps(stage, flights, expected)
             if keep:
                 _leave_running(stage)
@@ -147,8 +145,8 @@ def _run_steps(stage: Stage, flights: Any, expected: dict[str, CarrierDelays]) -
 
 
 def _start(stage: Stage, port: int) -> None:
-    from tierlog.demo import processes
-    from tierlog.demo.spark import StartingSession
+    from tierlog.cli import demo_processes as processes
+    from tierlog.cli.demo_flights import StartingSession
 
     _step("start an S3 server (moto), a broker and Spark, a process each")
     # Spark and the compiler start in the background.
@@ -163,7 +161,7 @@ def _start(stage: Stage, port: int) -> None:
 
 
 def _start_broker(stage: Stage) -> None:
-    from tierlog.demo import processes
+    from tierlog.cli import demo_processes as processes
 
     stage.broker = processes.start_broker(
         stage.folder, stage.environment, flags=stage.serve_flags, server=stage.server
@@ -174,7 +172,7 @@ def _produce(client: Client, flights: Any, stage: Stage) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from tierlog.demo.flights import as_records
+    from tierlog.cli.demo_flights import as_records
 
     began = time.monotonic()
     columns = (
@@ -289,8 +287,8 @@ def _flight(value: bytes | None) -> str:
 
 
 def _started_spark(stage: Stage, options: dict[str, str]) -> Any:
+    from tierlog.cli.demo_flights import warm_up
     from tierlog.cli.on_spark import silence_interrupts
-    from tierlog.demo.spark import warm_up
 
     silence_interrupts()
     began = time.monotonic()
@@ -312,11 +310,11 @@ def _check_spark(
     stage: Stage,
     where: str,
 ) -> None:
-    from tierlog.demo.spark import delays_by_carrier
+    from tierlog.cli.demo_flights import delays_on_spark
 
     began = time.monotonic()
     _step(f"Spark over {where}")
-    found = delays_by_carrier(session, options)
+    found = delays_on_spark(session, options)
     seconds = time.monotonic() - began
     rows = [
         (

@@ -1,19 +1,35 @@
-"""`tierlog dump`: a log's files, in the format of kafka-dump-log."""
+"""`tierlog dump`: a log's files, in the format of kafka-dump-log.
+
+* An object of the bucket is downloaded whole into a temporary folder, and read as a local file.
+* An `.indexes` bundle is unpacked into the files from which it was made, named after the bundle.
+  Its producer snapshot is of the END of the segment; Kafka's `.snapshot` of that name is of its
+  start.
+"""
 
 from __future__ import annotations
 
+import errno
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
+from tierlog.cli.dump_checks import find_problems
+from tierlog.cli.dump_formats import to_json_line, to_text
+from tierlog.cli.dump_reader import UnknownFileKind, kind_of, read_items
 from tierlog.cli.options import BucketOptions, EndpointOption, RegionOption
 from tierlog.cli.output import FOUND_PROBLEMS, Output, for_stdout, note, print_json, write
+
+if TYPE_CHECKING:
+    from tierlog.object_store.store import ObjectStore
+
+BUNDLE: Final = ".indexes"
+PART_BYTES: Final = 8 * 1024 * 1024
 
 
 class Source(NamedTuple):
@@ -48,8 +64,6 @@ def dump(
     s3_region: RegionOption = None,
 ) -> None:
     """Print the contents of a log's files, as kafka-dump-log does, or verify them."""
-    from tierlog.dump.reader import kind_of
-
     fetch = partial(_fetch, endpoint=s3_endpoint, region=s3_region, with_log=verify)
     with ExitStack() as stack:
         sources = [one for argument in files for one in _sources(argument, fetch, stack)]
@@ -71,24 +85,65 @@ def _fetch(
     name: str, folder: Path, *, endpoint: str | None, region: str | None, with_log: bool
 ) -> list[Path]:
     """Download an object in the bucket, or unpack a local `.indexes` bundle; return the files."""
-    from tierlog.dump import objects
-
     if _is_url(name):
         url, _, key = name.rpartition("/")
         with BucketOptions(store=url, endpoint=endpoint, region=region).opened() as store:
-            return objects.download(store, key, folder, with_log=with_log)
+            return _download(store, key, folder, with_log=with_log)
     bundle = Path(name)
     log = bundle.with_suffix(".log")
     if log.exists():
         (folder / log.name).symlink_to(log.absolute())
-    return objects.unpack(bundle, folder)
+    return _unpack(bundle, folder)
+
+
+def _download(store: ObjectStore, name: str, folder: Path, *, with_log: bool) -> list[Path]:
+    """The files of an object; `with_log`: a bundle's segment too.
+
+    Raises FileNotFoundError, StoreUnavailable, CorruptObject.
+    """
+    file = _download_object(store, name, folder)
+    if not name.endswith(BUNDLE):
+        return [file]
+    if with_log:
+        _download_object(store, name.removesuffix(BUNDLE) + ".log", folder)
+    return _unpack(file, folder)
+
+
+def _download_object(store: ObjectStore, key: str, folder: Path) -> Path:
+    from tierlog.cold_tier.ranged_reader import read_range
+
+    stat = store.head(key)
+    if stat is None:
+        raise FileNotFoundError(errno.ENOENT, "no such object", f"{store.url}/{key}")
+    file = folder / key
+    with file.open("wb") as out:
+        for start in range(0, stat.size_bytes, PART_BYTES):
+            out.write(read_range(store, key, start, min(start + PART_BYTES, stat.size_bytes)))
+    return file
+
+
+def _unpack(bundle: Path, folder: Path) -> list[Path]:
+    """Raises CorruptObject."""
+    from tierlog.cold_tier.index_bundle import parse_bundle
+
+    parts = parse_bundle(bundle.read_bytes(), file=bundle.name)
+    files = {".index": parts.offset_index, ".timeindex": parts.time_index}
+    # Kafka omits these two if they are empty.
+    if parts.txn_index:
+        files[".txnindex"] = parts.txn_index
+    if parts.producer_snapshot:
+        files[".snapshot"] = parts.producer_snapshot
+    stem = bundle.name.removesuffix(BUNDLE)
+    for suffix, content in files.items():
+        (folder / f"{stem}{suffix}").write_bytes(content)
+    return [folder / f"{stem}{suffix}" for suffix in files]
 
 
 def _sources(
     argument: str, fetch: Callable[[str, Path], list[Path]], stack: ExitStack
 ) -> list[Source]:
     """The files of an argument; those of an object are named by its URL, not their local copy."""
-    if _is_url(argument) or argument.endswith(".indexes"):
+    if _is_url(argument) or argument.endswith(BUNDLE):
         copies = Path(stack.enter_context(TemporaryDirectory(prefix="tierlog-dump-")))
         parent = argument.rpartition("/")[0]
         prefix = f"{parent}/" if parent else ""
@@ -102,8 +157,6 @@ def _known_files(path: Path) -> list[Path]:
 
     Raises FileNotFoundError if it has none, such as a data folder.
     """
-    from tierlog.dump.reader import UnknownFileKind, kind_of
-
     known = []
     for file in sorted(path.iterdir()):
         try:
@@ -122,9 +175,6 @@ def _known_files(path: Path) -> list[Path]:
 
 
 def _print(source: Source, *, records: bool, data: bool, as_json: bool) -> None:
-    from tierlog.dump.formats import to_json_line, to_text
-    from tierlog.dump.reader import read_items
-
     safe = for_stdout()
     for item in read_items(source.file, with_records=records):
         if as_json:
@@ -135,7 +185,11 @@ def _print(source: Source, *, records: bool, data: bool, as_json: bool) -> None:
 
 
 def _verify(files: list[Source], *, as_json: bool) -> int:
-    problems = list(_problems(files))
+    problems = [
+        {"file": name, "detail": problem.detail}
+        for file, name in files
+        for problem in find_problems(file)
+    ]
     if as_json:
         print_json({"ok": not problems, "files": len(files), "problems": problems})
     else:
@@ -143,11 +197,3 @@ def _verify(files: list[Source], *, as_json: bool) -> int:
             sys.stdout.write(f"{problem['file']}: {problem['detail']}\n")
         note(f"{len(files)} files, {len(problems)} problems")
     return FOUND_PROBLEMS if problems else 0
-
-
-def _problems(files: list[Source]) -> Iterator[dict[str, Any]]:
-    from tierlog.dump.checks import find_problems
-
-    for file, name in files:
-        for problem in find_problems(file):
-            yield {"file": name, "detail": problem.detail}

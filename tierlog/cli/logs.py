@@ -15,7 +15,7 @@ import threading
 import structlog
 from structlog.typing import EventDict, Processor
 
-from tierlog.cli.table import printable
+from tierlog.cli.output import printable
 
 log = structlog.get_logger(__name__)
 

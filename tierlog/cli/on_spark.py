@@ -38,9 +38,9 @@ from tierlog.cli.output import (
     note,
     print_json,
     print_members,
+    print_table,
     progress_bar,
 )
-from tierlog.cli.table import print_table
 from tierlog.record_format.errors import ConfigurationError
 
 if TYPE_CHECKING:

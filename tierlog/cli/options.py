@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, get
 
 import typer
 
-from tierlog.cli.output import Output, note
-from tierlog.cli.table import printable
+from tierlog.cli.output import Output, note, printable
 from tierlog.client.wire import DEFAULT_SERVER
 from tierlog.record_format.errors import StoreUnavailable, TierlogError, UnknownTopic, did_you_mean
 from tierlog.setting_table import TABLE, Setting

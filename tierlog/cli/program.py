@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tierlog.cli.table import printable
+from tierlog.cli.output import printable
 from tierlog.extras import how_to_install
 from tierlog.record_format.errors import (
     OutcomeUnknownError,

@@ -29,9 +29,9 @@ from tierlog.cli.output import (
     format_size,
     note,
     print_json,
+    print_table,
     progress_bar,
 )
-from tierlog.cli.table import print_table
 from tierlog.host.clock import wall_clock_ms
 from tierlog.record_format.errors import CorruptDataError, UnknownTopic
 

@@ -27,8 +27,8 @@ from tierlog.cli.output import (
     print_documents,
     print_json,
     print_members,
+    print_table,
 )
-from tierlog.cli.table import print_table
 from tierlog.host.clock import wall_clock_ms
 from tierlog.record_format.errors import StoreUnavailable, TierlogError, UnknownManifestVersion
 

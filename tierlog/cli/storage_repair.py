@@ -26,8 +26,7 @@ from tierlog.cli.options import (
     setting_option,
     takes,
 )
-from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json
-from tierlog.cli.table import print_table
+from tierlog.cli.output import FOUND_PROBLEMS, Output, note, print_json, print_table
 from tierlog.host.clock import wall_clock_ms
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from tierlog.cli.options import (
     complete_topic,
     confirm,
 )
-from tierlog.cli.output import FOUND_PROBLEMS, Output, format_size, note, print_json
-from tierlog.cli.table import print_table
+from tierlog.cli.output import FOUND_PROBLEMS, Output, format_size, note, print_json, print_table
 from tierlog.record_format.errors import CorruptDataError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.damage import flip
 from tests.unit.record_format import golden
 from tierlog.broker.data_folder import LOG_STARTS
-from tierlog.dump.checks import find_problems
+from tierlog.cli.dump_checks import find_problems
 from tierlog.hot_tier import closed_log
 from tierlog.manifest.topic_objects import Cluster, create_cluster
 from tierlog.object_store.open import open_store

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tierlog.cli import demo
-from tierlog.demo.processes import ChildProcess
+from tierlog.cli.demo_processes import ChildProcess
 
 
 def started(folder: Path) -> ChildProcess:

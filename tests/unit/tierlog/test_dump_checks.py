@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.record_format import golden
-from tierlog.dump.checks import find_problems
-from tierlog.dump.reader import Problem, UnknownFileKind, read_items
+from tierlog.cli.dump_checks import find_problems
+from tierlog.cli.dump_reader import Problem, UnknownFileKind, read_items
 
 FIXTURES = golden.ROOT
 FILES = sorted(

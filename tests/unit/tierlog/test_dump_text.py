@@ -5,8 +5,8 @@ import re
 import pytest
 
 from tests.unit.record_format import golden
-from tierlog.dump.formats import to_text
-from tierlog.dump.reader import read_items
+from tierlog.cli.dump_formats import to_text
+from tierlog.cli.dump_reader import read_items
 
 
 def test_dump_prints_what_kafka_prints():

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from tierlog.dump.reader import (
+from tierlog.cli.dump_reader import (
     BatchItem,
     Empty,
     FileBegin,

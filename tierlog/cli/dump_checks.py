@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from tierlog.dump.reader import (
+from tierlog.cli.dump_reader import (
     BatchItem,
     Item,
     LogFile,

@@ -2,7 +2,7 @@ import io
 
 import pytest
 
-from tierlog.cli.table import cell, print_table
+from tierlog.cli.output import cell, print_table
 
 COLUMNS = ("topic", "high watermark", "size")
 ROWS = [("orders", 117_014, "79.1 KiB"), ("a", None, "0 B")]

@@ -1,1 +1,0 @@
-"""What a log's files contain, in the format of Kafka's DumpLogSegments."""
