@@ -35,9 +35,9 @@ from tierlog.record_format.batch import (
     check_crc_in_pieces,
     parse_header,
 )
+from tierlog.record_format.batch_runs import summarize_batches
 from tierlog.record_format.checkpoint_files import parse_snapshot
 from tierlog.record_format.crc32c import crc32c_of
-from tierlog.record_format.decode import summarize_batches
 from tierlog.record_format.errors import (
     CorruptBatch,
     CorruptDataError,

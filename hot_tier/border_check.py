@@ -33,9 +33,9 @@ from tierlog.hot_tier.producer_state import REMEMBERED_BATCHES
 from tierlog.hot_tier.salvage import LostRange, SalvageScan
 from tierlog.hot_tier.segment import Damage, Part, Segment, SegmentEnd
 from tierlog.record_format.batch import BatchHeader
+from tierlog.record_format.batch_runs import HeaderRun, header_run
 from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptBatch, eio_as
-from tierlog.record_format.header_run import HeaderRun, header_run
 from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET
 
 

@@ -46,8 +46,7 @@ from tierlog.record_format.compaction import (
     compact_batch,
     emptied,
 )
-from tierlog.record_format.control import ABORT, COMMIT, control_type
-from tierlog.record_format.decode import decode_batch, expand
+from tierlog.record_format.decode import ABORT, COMMIT, control_type, decode_batch, expand
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptBatch,

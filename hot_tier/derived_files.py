@@ -48,10 +48,10 @@ from tierlog.hot_tier.producer_state import (
 )
 from tierlog.hot_tier.segment import Segment
 from tierlog.record_format.batch import BatchHeader, parse_header
+from tierlog.record_format.batch_runs import HeaderRun
 from tierlog.record_format.checkpoint_files import ProducerEntry, format_snapshot, parse_snapshot
-from tierlog.record_format.control import end_marker_of
+from tierlog.record_format.decode import end_marker_of
 from tierlog.record_format.errors import CorruptIndex, CorruptSnapshot, UnknownFormatVersion
-from tierlog.record_format.header_run import HeaderRun
 from tierlog.record_format.index_layouts import (
     OFFSET_ENTRY,
     TIME_ENTRY,

@@ -21,7 +21,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from tierlog.record_format.batch import NO_TIMESTAMP, BatchHeader
-from tierlog.record_format.header_run import HeaderRun
+from tierlog.record_format.batch_runs import HeaderRun
 from tierlog.record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY, pack_entries
 
 Entry = tuple[int, int]

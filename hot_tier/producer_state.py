@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from tierlog.record_format.batch import MAX_SEQUENCE, NO_SEQUENCE, BatchHeader
-from tierlog.record_format.control import EndMarker
+from tierlog.record_format.decode import EndMarker
 from tierlog.record_format.errors import OutOfOrderSequence, ProducerFenced
 from tierlog.record_format.index_layouts import AbortedTxn
 

@@ -1,4 +1,5 @@
-"""Decodes record batches, for HTTP, compaction and recovery, and summarizes consecutive ones.
+"""Decodes record batches, for HTTP, compaction and recovery; and control records, the markers with
+which a coordinator ends a transaction.
 
 Rules that keep it honest:
 
@@ -6,15 +7,17 @@ Rules that keep it honest:
   the records must fill the body exactly.
 * The decompressed size is bounded by `max_bytes`.
 * The caller has verified the checksum (`batch.check_crc`), once, where the bytes arrived.
-* A summary has two implementations, the plain one here and the compiled one in `record_kernel`. For
-  every input both return the same `BatchSummary` or raise the same error; a test feeds them the
-  same bytes. Which one is in use is set once per process, by `native.load`.
+* Control records of a newer version are read by their first four bytes, as Kafka does. An unknown
+  type is returned as a number, and is neither a commit nor an abort:
+
+    key    version i16 (0), type i16 (0 abort, 1 commit, from 2 on KRaft's)
+    value  of an end marker: version i16 (0), coordinator epoch i32, and in version 1 tagged fields
 """
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from tierlog.record_format.batch import (
@@ -22,9 +25,7 @@ from tierlog.record_format.batch import (
     MIN_RECORD_SIZE,
     BatchHeader,
     Buffer,
-    check_crc,
     check_whole,
-    iter_headers,
 )
 from tierlog.record_format.codecs import MAX_EXPANDED_BYTES, DecompressedTooLarge, decompress
 from tierlog.record_format.encode import NO_HEADERS, Headers
@@ -195,73 +196,48 @@ def min_timestamp_of(buf: Buffer, header: BatchHeader) -> int | None:
         return walk_batch(records, header).min_timestamp
 
 
-class BatchSummary(NamedTuple):
-    """Consecutive batches. Timestamps are None if there are no records; `min_timestamp` also if
-    the records of some batch cannot be read.
+ABORT: Final = 0
+COMMIT: Final = 1
+_KEY: Final = struct.Struct(">hh")
+_VALUE: Final = struct.Struct(">hi")
+
+
+class EndMarker(NamedTuple):
+    """The end of a producer's transaction."""
+
+    committed: bool
+    coordinator_epoch: int
+
+
+def control_type(key: bytes | None) -> int:
+    """The type of a control record. Raises CorruptBatch if the key is truncated or its version is
+    negative.
     """
-
-    size_bytes: int
-    first_offset: int
-    next_offset: int
-    record_count: int
-    min_timestamp: int | None
-    max_timestamp: int | None
-    has_gap: bool
-    """Offsets are missing between, inside, or before the batches."""
-    has_transactions: bool
+    if key is None or len(key) < _KEY.size:
+        raise CorruptBatch("the key of a control record is shorter than four bytes")
+    version, kind = _KEY.unpack_from(key)
+    if version < 0:
+        raise CorruptBatch(f"the key of a control record has version {version}")
+    return int(kind)
 
 
-Summarize = Callable[[Buffer, int], BatchSummary | None]
-
-
-def summarize_plain(body: Buffer, next_offset: int) -> BatchSummary | None:
-    """`summarize_batches` in plain Python."""
-    headers = list(iter_headers(body))
-    if not headers:
+def end_marker(record: Record) -> EndMarker | None:
+    """The marker in `record`; None if it is of another control type. Raises CorruptBatch."""
+    kind = control_type(record.key)
+    if kind not in (ABORT, COMMIT):
         return None
-    has_gap = False
-    for header in headers:
-        check_crc(body, header)
-        if header.base_offset < next_offset:
-            raise corrupt_batch(f"begins below offset {next_offset}", header)
-        has_gap |= header.base_offset > next_offset
-        has_gap |= header.record_count != header.last_offset_delta + 1
-        next_offset = header.next_offset
-    # Compaction keeps a producer's last batch even without records, for its sequence number.
-    filled = [header for header in headers if header.record_count]
-    return BatchSummary(
-        size_bytes=headers[-1].end_position,
-        first_offset=headers[0].base_offset,
-        next_offset=next_offset,
-        record_count=sum(header.record_count for header in filled),
-        min_timestamp=min_timestamp_of_batches(body, filled),
-        max_timestamp=max((header.max_timestamp for header in filled), default=None),
-        has_gap=has_gap,
-        has_transactions=any(one.is_transactional or one.is_control for one in headers),
-    )
+    if record.value is None or len(record.value) < _VALUE.size:
+        raise CorruptBatch(
+            "the value of an end marker is shorter than six bytes", offset=record.offset
+        )
+    version, epoch = _VALUE.unpack_from(record.value)
+    if version < 0:
+        raise CorruptBatch(f"an end marker has version {version}", offset=record.offset)
+    return EndMarker(kind == COMMIT, epoch)
 
 
-def min_timestamp_of_batches(body: Buffer, headers: list[BatchHeader]) -> int | None:
-    """The minimum over all records; None if there are none, or if some batch cannot be read."""
-    try:
-        found = [min_timestamp_of(body, header) for header in headers]
-    except CorruptBatch:
-        return None
-    return min((one for one in found if one is not None), default=None)
-
-
-_summarize_in_use: Final[list[Summarize]] = [summarize_plain]
-
-
-def use_summary(summarize: Summarize) -> None:
-    _summarize_in_use[0] = summarize
-
-
-def summarize_batches(body: Buffer, *, next_offset: int) -> BatchSummary | None:
-    """Summarize the whole batches at the start of `body`, checking every CRC and offset; None if
-    there are none.
-
-    `next_offset`: where the preceding batches end. A batch truncated by the end of `body` is
-    ignored. Raises CorruptBatch with a position in `body`.
-    """
-    return _summarize_in_use[0](body, next_offset)
+def end_marker_of(buf: Buffer, header: BatchHeader) -> EndMarker | None:
+    """The marker of a control batch; None if compaction removed it, or it is of another type."""
+    assert header.is_control, "only control batches hold markers"
+    records = decode_batch(buf, header)
+    return end_marker(records[0]) if records else None

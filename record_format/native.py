@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Callable
 from typing import Final
 
-from tierlog.record_format import decode, record_walk
+from tierlog.record_format import batch_runs, record_walk
 from tierlog.record_format.batch import MIN_RECORD_SIZE, Buffer
 from tierlog.record_format.record_walk import Walk, WalkRequest, walk_plain
 
@@ -67,5 +67,5 @@ def load() -> bool:
     warm = walk_native(smallest, WalkRequest(1, 0, 0, dense=True, with_columns=False))
     assert not warm.problem, warm
     record_walk.use(walk_native)
-    decode.use_summary(summarize_native)
+    batch_runs.use_summary(summarize_native)
     return True

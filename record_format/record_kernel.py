@@ -31,6 +31,11 @@ from tierlog.record_format.batch import (
     Buffer,
     parse_header,
 )
+from tierlog.record_format.batch_runs import (
+    BatchSummary,
+    min_timestamp_of_batches,
+    summarize_plain,
+)
 from tierlog.record_format.compiled import (
     BYTES,
     READ_ONLY,
@@ -41,11 +46,6 @@ from tierlog.record_format.compiled import (
     varlong,
 )
 from tierlog.record_format.crc32c import crc32c_of
-from tierlog.record_format.decode import (
-    BatchSummary,
-    min_timestamp_of_batches,
-    summarize_plain,
-)
 from tierlog.record_format.record_walk import (
     I64_MAX,
     I64_MIN,
@@ -258,7 +258,7 @@ def _summarize(data, next_offset, table, columns):  # type: ignore[no-untyped-de
 
 
 def summarize_native(body: Buffer, next_offset: int) -> BatchSummary | None:
-    """`decode.summarize_plain`, compiled."""
+    """`batch_runs.summarize_plain`, compiled."""
     table = np.empty((len(body) // HEADER_SIZE, 4), np.int64)
     found = _summarize(np.frombuffer(body, np.uint8), next_offset, table, NO_COLUMNS)
     valid, count, size_bytes, end_offset, records, gap, txns, least, greatest, known = found

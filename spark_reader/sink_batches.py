@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from tierlog.record_format.encode import NO_HEADERS, Headers, encode_batches
 from tierlog.record_format.errors import InvalidRecord
-from tierlog.record_format.murmur2 import partition_for_key
+from tierlog.record_format.topic_rules import partition_for_key
 
 BATCH_BYTES: Final = 512 * 1024
 FLUSH_BYTES: Final = 16 * 1024 * 1024

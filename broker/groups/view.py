@@ -20,8 +20,7 @@ from tierlog.broker.data_folder import TopicPartition
 from tierlog.broker.partition import Partition
 from tierlog.record_format.batch import BatchHeader, check_crc, iter_headers
 from tierlog.record_format.consumer_offsets import Commit, CommitKey, decode_key, decode_value
-from tierlog.record_format.control import end_marker_of
-from tierlog.record_format.decode import decode_batch
+from tierlog.record_format.decode import decode_batch, end_marker_of
 from tierlog.record_format.errors import CorruptDataError, OffsetTrimmed
 
 log = structlog.get_logger(__name__)

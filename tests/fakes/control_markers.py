@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from tierlog.record_format.control import ABORT, COMMIT
+from tierlog.record_format.decode import ABORT, COMMIT
 
 
 def marker_key(*, committed: bool) -> bytes:

@@ -19,7 +19,7 @@ from tierlog.cli.options import TopicArgument, client_command, complete_group
 from tierlog.cli.output import for_stdout
 from tierlog.client.calls import Isolation
 from tierlog.client.records import json_member, to_ms
-from tierlog.record_format.batch_order import headers_in_order
+from tierlog.record_format.batch_runs import headers_in_order
 from tierlog.record_format.errors import InvalidRequest
 
 if TYPE_CHECKING:

@@ -34,8 +34,7 @@ from tierlog.record_format.checkpoint_files import (
     parse_properties,
     parse_snapshot,
 )
-from tierlog.record_format.control import EndMarker, control_type, end_marker
-from tierlog.record_format.decode import Record, decode_batch
+from tierlog.record_format.decode import EndMarker, Record, control_type, decode_batch, end_marker
 from tierlog.record_format.errors import CorruptBatch, CorruptDataError, RequestError
 from tierlog.record_format.index_layouts import (
     OFFSET_ENTRY,

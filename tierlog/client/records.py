@@ -17,7 +17,7 @@ from typing import Final, Generic, NamedTuple, TypeVar, overload
 import msgspec
 
 from tierlog.record_format.batch import check_crc
-from tierlog.record_format.batch_order import headers_in_order
+from tierlog.record_format.batch_runs import headers_in_order
 from tierlog.record_format.codecs import NONE
 from tierlog.record_format.decode import Record, decode_columns
 from tierlog.record_format.encode import NO_HEADERS, Headers, encode_batches

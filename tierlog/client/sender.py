@@ -45,7 +45,7 @@ from tierlog.record_format.errors import (
     TooLarge,
     UnknownTopicOrPartition,
 )
-from tierlog.record_format.murmur2 import partition_for_key
+from tierlog.record_format.topic_rules import partition_for_key
 
 
 class _Partitions(NamedTuple):

@@ -41,7 +41,7 @@ from tierlog.record_format.batch import (
     check_crc_in_pieces,
     parse_header,
 )
-from tierlog.record_format.batch_order import headers_in_order
+from tierlog.record_format.batch_runs import headers_in_order
 from tierlog.record_format.codecs import DecompressedTooLarge
 from tierlog.record_format.decode import Columns, Record, decode_columns
 from tierlog.record_format.errors import CorruptBatch

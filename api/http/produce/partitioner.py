@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tierlog.api.http.produce.columns import Content, RecordColumns
 from tierlog.record_format.encode import Headers
-from tierlog.record_format.murmur2 import partition_for_key
+from tierlog.record_format.topic_rules import partition_for_key
 
 
 def split_by_partition(

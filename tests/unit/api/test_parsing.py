@@ -18,7 +18,7 @@ from tierlog.api.http.request import bodies, media_types
 from tierlog.api.http.request.byte_range import ByteRange, none_match, select_range
 from tierlog.api.http.request.times import parse_time
 from tierlog.record_format.errors import InvalidRequest, RequestTooLarge, TooManyRecords
-from tierlog.record_format.murmur2 import partition_for_key
+from tierlog.record_format.topic_rules import partition_for_key
 
 
 @pytest.mark.parametrize(

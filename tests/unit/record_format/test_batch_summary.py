@@ -7,8 +7,8 @@ import pytest
 from tests.unit.record_format import golden
 from tierlog.record_format import native
 from tierlog.record_format.batch import compute_crc, parse_header, stamp_log_append_time
+from tierlog.record_format.batch_runs import summarize_plain
 from tierlog.record_format.codecs import GZIP
-from tierlog.record_format.decode import summarize_plain
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.errors import CorruptBatch
 

@@ -6,8 +6,7 @@ import pytest
 
 from tests.fakes.control_markers import marker_key, marker_value
 from tierlog.record_format.batch import parse_header
-from tierlog.record_format.control import EndMarker, control_type, end_marker, end_marker_of
-from tierlog.record_format.decode import Record
+from tierlog.record_format.decode import EndMarker, Record, control_type, end_marker, end_marker_of
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.errors import CorruptBatch
 

@@ -11,10 +11,10 @@ from tests.fakes.records import iter_records
 from tests.unit.record_format import golden
 from tierlog.record_format.batch import check_crc, iter_headers, parse_header, stamp
 from tierlog.record_format.codecs import CODEC_NAMES
-from tierlog.record_format.control import end_marker_of
 from tierlog.record_format.decode import (
     decode_batch,
     decode_columns,
+    end_marker_of,
     expand,
     min_timestamp_of,
 )

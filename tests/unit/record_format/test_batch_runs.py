@@ -13,9 +13,9 @@ from tierlog.record_format.batch import (
     parse_header,
     stamp,
 )
+from tierlog.record_format.batch_runs import header_run
 from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.encode import encode_batch
-from tierlog.record_format.header_run import header_run
 
 ANY = 2**62
 

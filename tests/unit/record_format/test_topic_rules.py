@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.record_format import golden
-from tierlog.record_format.murmur2 import murmur2, partition_for_key
+from tierlog.record_format.topic_rules import murmur2, partition_for_key
 
 HASHES = json.loads((golden.ROOT / "murmur2.json").read_text())
 
