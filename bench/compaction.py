@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from bench.logs import open_log, opened, produced
 from bench.records import START_MS, texts
 from bench.report import Report, Target
-from tierlog.hot_tier.append import Append
+from tierlog.hot_tier.log_writer import Append
 from tierlog.record_format import native
 from tierlog.record_format.compaction import make_key_table
 from tierlog.record_format.encode import encode_batch
@@ -94,9 +94,9 @@ def _distinct_keys() -> Iterator[bytes]:
 def _fill(folder: Path, batches: Iterator[bytes]) -> int:
     with opened(folder, **CONFIG) as log:
         for batch in batches:
-            log.append([Append(produced(batch))])
+            log.writer.append([Append(produced(batch))])
         log.roll()
-        log.flush()
+        log.writer.flush()
         return log.size_bytes
 
 

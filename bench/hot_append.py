@@ -21,7 +21,7 @@ from bench.logs import opened, produced
 from bench.records import batch_of_size
 from bench.report import Report, Target
 from bench.rounds import interleave
-from tierlog.hot_tier.append import Append, AppendResult
+from tierlog.hot_tier.log_writer import Append, AppendResult
 from tierlog.record_format import native
 
 ROUNDS: Final = 9
@@ -57,7 +57,7 @@ def _append_run(
             batches = produced(body)
             began = _now()
             for _ in range(count):
-                (outcome,) = log.append([Append(produced(body) if check_each else batches)])
+                (outcome,) = log.writer.append([Append(produced(body) if check_each else batches)])
                 assert isinstance(outcome, AppendResult), outcome
             spent = _since(began)
         shutil.rmtree(folder)

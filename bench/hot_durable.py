@@ -30,8 +30,8 @@ from bench.logs import opened, produced
 from bench.records import batch_of_size
 from bench.report import Report, Target
 from bench.rounds import interleave
-from tierlog.hot_tier.append import Acks, Append, AppendResult
 from tierlog.hot_tier.group_commit import FlushTimer, GroupCommit
+from tierlog.hot_tier.log_writer import Acks, Append, AppendResult
 from tierlog.record_format import native
 
 ROUNDS: Final = 7
@@ -80,7 +80,7 @@ def measure(folder: Path, *, rounds: int) -> Report:
 def _group_commit(folder: Path, body: bytes, produce: Produce) -> float:
     timer = FlushTimer()
     with opened(folder) as log, ThreadPoolExecutor(8) as executor:
-        commit = GroupCommit(log, executor, timer)
+        commit = GroupCommit(log.writer, executor, timer)
         rate = produce(lambda own: commit.submit(Append(produced(own)), acks=Acks.ALL), body)
         commit.close()
     timer.close()
@@ -92,8 +92,8 @@ def _flush_each(folder: Path, body: bytes) -> float:
     appends, own, began = 0, bytearray(body), time.perf_counter()
     with opened(folder) as log:
         while time.perf_counter() - began < DURATION_S:
-            log.append([Append(produced(own))])
-            log.flush()
+            log.writer.append([Append(produced(own))])
+            log.writer.flush()
             appends += 1
         rate = appends / (time.perf_counter() - began)
     shutil.rmtree(folder)

@@ -25,8 +25,8 @@ from bench.logs import open_log, produced
 from bench.records import START_MS
 from bench.report import Report, Target
 from bench.rounds import interleave
-from tierlog.hot_tier.append import Append, AppendResult
 from tierlog.hot_tier.log import PartitionLog
+from tierlog.hot_tier.log_writer import Append, AppendResult
 from tierlog.record_format.encode import encode_batch
 
 ROUNDS: Final = 5
@@ -71,7 +71,7 @@ def _fill(folder: Path) -> int:
     for number in range(SEGMENTS * BATCHES):
         first = START_MS + number * RECORDS
         batch = encode_batch(values, timestamps=[first + record for record in range(RECORDS)])
-        (outcome,) = log.append([Append(produced(batch))])
+        (outcome,) = log.writer.append([Append(produced(batch))])
         assert isinstance(outcome, AppendResult), outcome
     log.close()
     return segment_bytes

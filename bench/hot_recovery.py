@@ -20,7 +20,7 @@ from bench.logs import open_log, opened, produced
 from bench.records import batch_of_size
 from bench.report import Report, Target
 from bench.rounds import interleave, wall_seconds
-from tierlog.hot_tier.append import Append, AppendResult
+from tierlog.hot_tier.log_writer import Append, AppendResult
 from tierlog.record_format import native
 from tierlog.record_format.batch import parse_header, set_producer
 from tierlog.record_format.crc32c import crc32c_of
@@ -65,7 +65,7 @@ def _fill(folder: Path, batch: bytes, producers: int) -> None:
                 set_producer(
                     own, producer_id=producer, producer_epoch=0, base_sequence=turn * records
                 )
-            (outcome,) = log.append([Append(produced(own))])
+            (outcome,) = log.writer.append([Append(produced(own))])
             assert isinstance(outcome, AppendResult), outcome
 
 

@@ -29,7 +29,7 @@ from bench.report import Report, Target
 from bench.rounds import cpu_seconds_of_tree, interleave, wall_seconds
 from tierlog.broker.broker import Broker
 from tierlog.broker.settings import BrokerSettings
-from tierlog.hot_tier.append import Acks
+from tierlog.hot_tier.log_writer import Acks
 from tierlog.object_store.open import open_store
 from tierlog.record_format import codecs
 from tierlog.record_format.produced import build_produced

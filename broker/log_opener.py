@@ -181,7 +181,7 @@ class LogOpener:
     def _partition(self, one: OpenedLog) -> Partition:
         def commits(before_answers: Callable[[], None]) -> GroupCommit:
             return GroupCommit(
-                one.log,
+                one.log.writer,
                 self._executor,
                 self._timer,
                 times=self.commit_times,

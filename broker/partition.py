@@ -25,11 +25,11 @@ from tierlog.broker.empty_cold_tier import EmptyColdTier
 from tierlog.broker.waiters import Waiters
 from tierlog.host.file_slice import FileSlice, TierRead
 from tierlog.host.waiting import Wait, WouldBlock
-from tierlog.hot_tier.append import Acks, Append, AppendResult
 from tierlog.hot_tier.group_commit import GroupCommit
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_state import Offsets
+from tierlog.hot_tier.log_writer import Acks, Append, AppendResult
 from tierlog.hot_tier.segment import SegmentFiles
 from tierlog.manifest.garbage import GarbagePlan, GarbagePolicy
 from tierlog.manifest.state import Manifest, OffsetGap
@@ -108,7 +108,7 @@ class Partition:
         self._commits, self._check_room = commits(self._before_answers), check_room
         self._waiters = Waiters()
         self.is_deleted = False
-        log.on_high_watermark.append(self._waiters.wake)
+        log.writer.on_high_watermark.append(self._waiters.wake)
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.number}"

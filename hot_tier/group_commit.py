@@ -21,33 +21,17 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from tierlog.host.latency_histogram import LatencyHistogram
-from tierlog.hot_tier.append import Acks, Append, AppendResult
-from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.log_state import LogState
+from tierlog.hot_tier.log_writer import Acks, Append, AppendResult, LogWriter
 from tierlog.record_format.errors import ShuttingDown, TierlogError
 
 # Kafka's default of `flush.ms` exceeds the longest timeout of a lock.
 MAX_FLUSH_DELAY_MS: Final = 24 * 3600 * 1000
 NEVER_S: Final = math.inf
-
-
-class CommitLog(Protocol):
-    """The interface of a log for group commit."""
-
-    @property
-    def config(self) -> LogConfig: ...
-    @property
-    def log_end_offset(self) -> int: ...
-    @property
-    def high_watermark(self) -> int: ...
-    @property
-    def offline(self) -> bool: ...
-    @property
-    def has_flush_backlog(self) -> bool: ...
-    def append(self, appends: list[Append]) -> list[AppendResult | TierlogError]: ...
-    def flush(self) -> int: ...
+UNFLUSHED_SEGMENTS_MAX: Final = 16  # each holds a descriptor
 
 
 class FlushTimer:
@@ -131,14 +115,15 @@ class GroupCommit:
 
     def __init__(
         self,
-        log: CommitLog,
+        writer: LogWriter,
         executor: Executor,
         timer: FlushTimer,
         *,
         times: CommitTimes | None = None,
         before_answers: Callable[[], None] = lambda: None,
     ) -> None:
-        self._log, self._executor, self._timer = log, executor, timer
+        self._writer, self._log = writer, writer.state
+        self._executor, self._timer = executor, timer
         self._before_answers = before_answers
         self._times = times or CommitTimes()
         self._lock = threading.Lock()
@@ -224,15 +209,14 @@ class GroupCommit:
 
     def _write(self, group: list[_Queued]) -> None:
         began_s = time.monotonic()
-        log = self._log
         try:
-            outcomes = log.append([queued.append for queued in group])
+            outcomes = self._writer.append([queued.append for queued in group])
         except BaseException as bug:  # noqa: BLE001  raised by each future
             for queued in group:
                 queued.future.set_exception(bug)
             return
         self._times.write.observe(time.monotonic() - began_s)
-        high_watermark = log.high_watermark
+        high_watermark = self._log.flushed.offset
         answers: list[_Answer] = []
         unflushed: list[_Unflushed] = []
         for queued, outcome in zip(group, outcomes, strict=True):
@@ -262,13 +246,13 @@ class GroupCommit:
     def _ensure_flush_scheduled(self) -> None:
         """Make sure that appends that nobody waits for are flushed in time."""
         log = self._log
-        unflushed_records = log.log_end_offset - log.high_watermark
-        if unflushed_records <= 0 or log.offline:
+        unflushed_records = log.log_end_offset - log.flushed.offset
+        if unflushed_records <= 0 or log.offline is not None:
             return
         delay_ms = min(log.config.flush_ms, MAX_FLUSH_DELAY_MS)
         due_s = time.monotonic() + delay_ms / 1000
         with self._lock:
-            if unflushed_records >= log.config.flush_messages or log.has_flush_backlog:
+            if unflushed_records >= log.config.flush_messages or _has_backlog(log):
                 self._flush_due = True
                 return
             if self._timer_due_s <= due_s:  # it is later only if `flush.ms` was lowered since
@@ -279,7 +263,7 @@ class GroupCommit:
     def _on_timer(self) -> None:
         with self._lock:
             self._timer_due_s = NEVER_S
-        if self._log.high_watermark < self._log.log_end_offset and not self._log.offline:
+        if self._log.flushed.offset < self._log.log_end_offset and self._log.offline is None:
             self.request_flush()
 
     # --- flushing ---------------------------------------------------------------------------------
@@ -311,7 +295,7 @@ class GroupCommit:
         """The new high watermark, or the error for each waiting future."""
         began_s = time.monotonic()
         try:
-            high_watermark = self._log.flush()
+            high_watermark = self._writer.flush()
         except BaseException as failure:  # noqa: BLE001
             return failure
         self._times.flush.observe(time.monotonic() - began_s)
@@ -326,3 +310,8 @@ class GroupCommit:
         self._times.commit.observe_all([now_s - unflushed.began_s for unflushed in waiting])
         assert all(unflushed.result.last_offset < outcome for unflushed in waiting)
         self._answer([(unflushed.future, unflushed.result) for unflushed in waiting])
+
+
+def _has_backlog(log: LogState) -> bool:
+    """Whether so many sealed segments await a flush that one is due regardless of `flush.ms`."""
+    return len(log.unflushed) >= UNFLUSHED_SEGMENTS_MAX

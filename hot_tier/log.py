@@ -15,7 +15,6 @@ for all partitions), and starts no threads.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,9 +24,7 @@ from tierlog.host.durable_file import REAL_DISK
 from tierlog.host.file_slice import TierRead
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier import log_reader
-from tierlog.hot_tier.append import Append, Outcome, append_all
 from tierlog.hot_tier.derived_files import write_snapshot
-from tierlog.hot_tier.flusher import Flusher
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_folder import LogFolder
 from tierlog.hot_tier.log_loader import load_log
@@ -43,6 +40,7 @@ from tierlog.hot_tier.log_state import (
     offline_error,
     read_consistently,
 )
+from tierlog.hot_tier.log_writer import LogWriter
 from tierlog.hot_tier.open_files import OpenFiles
 from tierlog.hot_tier.reaper import Reaper
 from tierlog.hot_tier.recovery import OpenRequest, RecoveryReport
@@ -59,7 +57,6 @@ from tierlog.record_format.errors import ConfigurationError
 from tierlog.record_format.index_layouts import AbortedTxn
 
 PERMISSION_ERRNOS = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
-UNFLUSHED_SEGMENTS_MAX = 16  # each holds a descriptor
 
 
 def _load(setting: LogSetting, request: OpenRequest) -> tuple[LogState, RecoveryReport]:
@@ -82,9 +79,8 @@ class PartitionLog:
     ) -> None:
         self.topic, self.partition, self.topic_id = topic, partition, state.topic_id
         self.recovery = recovery
-        self.on_high_watermark: list[Callable[[int], None]] = []
         self._state = state
-        self._flusher = Flusher(state)
+        self.writer = LogWriter(state)
         self._reaper = Reaper(state)
         self.sealed = SealedSegments(state, self._reaper)
 
@@ -214,13 +210,6 @@ class PartitionLog:
         return 0 if first_ms is None else self._state.monotonic_clock() - first_ms
 
     @property
-    def has_flush_backlog(self) -> bool:
-        """Whether so many sealed segments await a flush that one is due regardless of
-        `flush.ms`.
-        """
-        return len(self._state.unflushed) >= UNFLUSHED_SEGMENTS_MAX
-
-    @property
     def offline(self) -> bool:
         return self._state.offline is not None
 
@@ -230,32 +219,6 @@ class PartitionLog:
             raise offline_error(self._state.offline)
 
     # --- writing ----------------------------------------------------------------------------------
-
-    def append(self, appends: Sequence[Append]) -> list[Outcome]:
-        """Append in order with as few writes as possible; returns one outcome per append and raises
-        nothing.
-
-        Errors: OffsetMismatch, OutOfOrderSequence, ProducerFenced, InvalidRecord, DiskFull (nothing
-        was appended); LogOfflineError (the records may exist after a restart).
-        """
-        with self._state.lock:
-            try:
-                return append_all(self._state, appends)
-            except Exception as bug:
-                self._state.go_offline(bug)
-                raise
-
-    def flush(self) -> int:
-        """Flush everything appended so far to the medium; returns the new high watermark.
-
-        Raises LogOfflineError, and keeps raising it after the first failure.
-        """
-        before = self.high_watermark
-        high_watermark = self._flusher.flush()
-        if high_watermark != before:
-            for callback in tuple(self.on_high_watermark):
-                callback(high_watermark)
-        return high_watermark
 
     def roll(self) -> bool:
         """Seal the active segment, unless it is empty, and flush. Returns whether it rolled.
@@ -267,7 +230,7 @@ class PartitionLog:
             roll(self._state)
             rolled = self._state.active is not before
         if rolled:
-            self.flush()
+            self.writer.flush()
         return rolled
 
     def maybe_roll(self) -> bool:
@@ -403,7 +366,7 @@ class PartitionLog:
         try:
             return self._close_clean()
         finally:
-            self._flusher.close()
+            self.writer.close()
 
     def abandon(self) -> None:
         """Close the files without flushing: the log is about to be deleted, or nothing was appended
@@ -411,13 +374,13 @@ class PartitionLog:
         """
         with self._state.lock:
             self._state.closing = True
-        self._flusher.close()
+        self.writer.close()
 
     def _close_clean(self) -> bool:
         if self.offline:
             return False
         state = self._state
-        self.flush()
+        self.writer.flush()
         with state.lock:
             try:
                 state.active.seal()

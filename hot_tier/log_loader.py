@@ -46,9 +46,8 @@ from tierlog.hot_tier.derived_files import (
     restore_older_batches,
 )
 from tierlog.hot_tier.indexes import IndexColumns, LargestTimestamp
-from tierlog.hot_tier.leader_epochs import LeaderEpochs
 from tierlog.hot_tier.log_folder import OFFLINE_MARKER, OFFSET_INDEX, TIME_INDEX, LogFolder
-from tierlog.hot_tier.log_state import LogSetting, LogState, OpeningLog, Segments
+from tierlog.hot_tier.log_state import LeaderEpochs, LogSetting, LogState, OpeningLog, Segments
 from tierlog.hot_tier.recovery import OpenRequest, Recovery, RecoveryReport
 from tierlog.hot_tier.roll import create_segment, open_active, resume_active
 from tierlog.hot_tier.segment import Segment, SegmentEnd

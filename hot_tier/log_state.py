@@ -9,13 +9,16 @@
   sequence lock). `swap_sequence` is odd while files are renamed, under the log's lock, which takes
   milliseconds, and increases by two with each swap.
 * An open descriptor keeps naming the same file, so slices that were handed out stay valid.
+* Which leader epoch began at which offset is in Kafka's `leader-epoch-checkpoint`, which every
+  change replaces: an epoch's line is on the medium before its first record. Both columns increase;
+  replaying the log may append entries, never insert them.
 """
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,16 +26,22 @@ from typing import NamedTuple, TypeVar
 from zlib import crc32
 
 from tierlog.host.disk import ClosedDisk, Disk
+from tierlog.host.durable_file import read_whole, write_durably
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier.active_segment import ActiveSegment
-from tierlog.hot_tier.leader_epochs import LeaderEpochs
 from tierlog.hot_tier.log_config import LogConfig
-from tierlog.hot_tier.log_folder import OFFLINE_MARKER
+from tierlog.hot_tier.log_folder import LEADER_EPOCHS, OFFLINE_MARKER
 from tierlog.hot_tier.open_files import OpenFiles
 from tierlog.hot_tier.producer_state import ProducerStates
 from tierlog.hot_tier.segment import Segment
+from tierlog.record_format.checkpoint_files import (
+    EpochEntry,
+    format_epoch_checkpoint,
+    parse_epoch_checkpoint,
+)
 from tierlog.record_format.errors import (
     CorruptDataError,
+    CorruptSnapshot,
     LogOfflineError,
     OffsetPastEnd,
     OffsetTrimmed,
@@ -40,7 +49,6 @@ from tierlog.record_format.errors import (
 )
 
 Clock = Callable[[], int]
-
 FetchProducerSnapshot = Callable[[int], bytes | None]
 """Fetches the producer snapshot at an offset from the other tier; None if it has none."""
 
@@ -59,6 +67,77 @@ none. Never waits for the store.
 def not_uploaded(_base_offset: int, _size_bytes: int) -> int | None:
     """For a log without another tier."""
     return None
+
+
+T = TypeVar("T")
+
+
+class LeaderEpochs:
+    def __init__(self, folder: Path, *, disk: Disk, entries: tuple[EpochEntry, ...] = ()) -> None:
+        self._folder, self._disk = folder, disk
+        self.entries = entries
+
+    @classmethod
+    def load(cls, folder: Path, *, disk: Disk) -> LeaderEpochs:
+        """Raises FileNotFoundError, CorruptSnapshot."""
+        path = folder / LEADER_EPOCHS
+        entries = parse_epoch_checkpoint(read_whole(path, CorruptSnapshot), file=str(path))
+        return cls(folder, disk=disk, entries=tuple(entries))
+
+    @property
+    def latest(self) -> int | None:
+        return self.entries[-1].epoch if self.entries else None
+
+    def epoch_of(self, offset: int) -> int | None:
+        """The epoch that the record at `offset` was appended in."""
+        found = [entry.epoch for entry in self.entries if entry.start_offset <= offset]
+        return found[-1] if found else None
+
+    def assign(self, epoch: int, start_offset: int) -> None:
+        """The next record is the first of `epoch`; no effect if the epoch has begun."""
+        latest = self.entries[-1].epoch if self.entries else -1
+        if epoch > latest:
+            self._replace((*self.entries, EpochEntry(epoch, start_offset)))
+
+    def assign_in_memory(self, epoch: int, start_offset: int) -> None:
+        """As `assign`, for replay: not written until `save`."""
+        if epoch >= 0 and (not self.entries or epoch > self.entries[-1].epoch):
+            self.entries = (*self.entries, EpochEntry(epoch, start_offset))
+
+    def truncate_from_end(self, end_offset: int) -> None:
+        """Drop epochs that begin at or above the log's end; in memory only."""
+        self.entries = tuple(entry for entry in self.entries if entry.start_offset < end_offset)
+
+    def truncate_from_start(self, start_offset: int) -> None:
+        """Drop epochs that end at or below the log's start; the one that contains it now begins
+        there.
+        """
+        before = [entry for entry in self.entries if entry.start_offset <= start_offset]
+        after = [entry for entry in self.entries if entry.start_offset > start_offset]
+        kept = [before[-1]._replace(start_offset=start_offset)] if before else []
+        entries = (*kept, *after)
+        if entries != self.entries:
+            self._replace(entries)
+
+    def prepend(self, older: Sequence[EpochEntry]) -> None:
+        """Records of `older` epochs were prepended. An epoch in both began in the prepended
+        records.
+        """
+        if older:
+            later = [entry for entry in self.entries if entry.epoch > older[-1].epoch]
+            self._replace((*older, *later))
+
+    def clear(self) -> None:
+        if self.entries:
+            self._replace(())
+
+    def save(self) -> None:
+        self._replace(self.entries)
+
+    def _replace(self, entries: tuple[EpochEntry, ...]) -> None:
+        data = format_epoch_checkpoint(entries)
+        write_durably(self._folder / LEADER_EPOCHS, data, disk=self._disk)
+        self.entries = entries
 
 
 class Segments(NamedTuple):
@@ -278,9 +357,6 @@ class LogState(LogSetting):
         self.check_not_closed()
         if self.offline is not None:
             raise offline_error(self.offline)
-
-
-T = TypeVar("T")
 
 
 def read_consistently(state: LogState, look_up: Callable[[], T], wait: Wait = Wait.WAIT) -> T:

@@ -19,7 +19,7 @@ import structlog
 from tierlog.broker.groups.view import GroupView
 from tierlog.broker.partition import Partition
 from tierlog.broker.topics import Topic
-from tierlog.hot_tier.append import Acks, AppendResult
+from tierlog.hot_tier.log_writer import Acks, AppendResult
 from tierlog.record_format.consumer_offsets import (
     Commit,
     CommitKey,

@@ -172,7 +172,7 @@ class CorruptSegments:
             try:
                 copy_segment(opened.folder, step.base_offset, aside)
                 if step.action is Action.SET_ASIDE:
-                    opened.flush()  # an unflushed segment is not deleted
+                    opened.writer.flush()  # an unflushed segment is not deleted
                     opened.delete_local(step.last_offset + 1)
                 else:
                     reaches_end = self._is_hole_of_the_log(

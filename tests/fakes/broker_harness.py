@@ -12,7 +12,7 @@ from tierlog.broker.background.copier import Offloaded
 from tierlog.broker.broker import Broker
 from tierlog.broker.partition import Partition
 from tierlog.broker.settings import BrokerSettings
-from tierlog.hot_tier.append import Acks, AppendResult
+from tierlog.hot_tier.log_writer import Acks, AppendResult
 from tierlog.object_store.open import open_store
 from tierlog.record_format.decode import Record
 from tierlog.record_format.encode import encode_batch

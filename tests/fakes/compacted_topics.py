@@ -3,7 +3,7 @@
 import random
 
 from tests.fakes.records import iter_records
-from tierlog.hot_tier.append import Acks
+from tierlog.hot_tier.log_writer import Acks
 from tierlog.record_format.produced import build_produced
 
 COMPACT = {

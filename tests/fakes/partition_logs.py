@@ -10,9 +10,9 @@ import pytest
 from tests.fakes.clock import NOW_MS, Clock
 from tests.fakes.faulty_disk import FaultyDisk
 from tierlog.host.file_slice import TierRead
-from tierlog.hot_tier.append import Append, AppendResult
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.log_writer import Append, AppendResult
 from tierlog.hot_tier.recovery import OpenRequest
 from tierlog.record_format.batch import BatchHeader, iter_headers, parse_header
 from tierlog.record_format.decode import Record, decode_batch, min_timestamp_of
@@ -45,7 +45,7 @@ def batch(
 
 
 def append_values(log: PartitionLog, *values: bytes, **fields: Any) -> AppendResult:
-    (outcome,) = log.append([Append(produced(batch(list(values), **fields)))])
+    (outcome,) = log.writer.append([Append(produced(batch(list(values), **fields)))])
     if isinstance(outcome, Exception):
         raise outcome
     return outcome

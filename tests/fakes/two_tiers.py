@@ -13,7 +13,7 @@ from tests.fakes.served_broker import served_broker
 from tierlog.api.http.settings import HttpSettings
 from tierlog.broker.broker import Broker
 from tierlog.client.client import Client
-from tierlog.hot_tier.append import Acks
+from tierlog.hot_tier.log_writer import Acks
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.store import ManifestStore, StoreOptions
 from tierlog.object_store.open import open_store

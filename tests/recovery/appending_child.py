@@ -10,10 +10,10 @@ from pathlib import Path
 
 from tests.fakes.clock import Clock
 from tests.fakes.partition_logs import TOPIC_ID, batch, produced
-from tierlog.hot_tier.append import Acks, Append
 from tierlog.hot_tier.group_commit import FlushTimer, GroupCommit
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.log_writer import Acks, Append
 from tierlog.hot_tier.recovery import OpenRequest
 
 log = PartitionLog.open(
@@ -25,7 +25,7 @@ log = PartitionLog.open(
     clock=Clock(),
     request=OpenRequest(clean=False),
 )
-commits = GroupCommit(log, ThreadPoolExecutor(4), FlushTimer())
+commits = GroupCommit(log.writer, ThreadPoolExecutor(4), FlushTimer())
 print_lock = threading.Lock()
 
 

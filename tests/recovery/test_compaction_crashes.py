@@ -17,8 +17,8 @@ from tests.fakes.faulty_disk import FaultyDisk
 from tests.fakes.partition_logs import batch, produced
 from tierlog.host.disk import Disk
 from tierlog.hot_tier import segment_swap
-from tierlog.hot_tier.append import Append
 from tierlog.hot_tier.cleaner import Interrupted
+from tierlog.hot_tier.log_writer import Append
 from tierlog.hot_tier.open_files import OpenFiles
 from tierlog.hot_tier.reaper import FIRST_REPLACED_IN_ORDER
 from tierlog.record_format.compaction import PlainKeyTable
@@ -62,7 +62,7 @@ def fill(log, seed: int, count: int = 25) -> dict:
     for _ in range(count):
         keys = [b"k%d" % rng.randrange(12) for _ in range(rng.randint(1, 4))]
         values = [rng.randbytes(30) for _ in keys]
-        (result,) = log.append([Append(produced(batch(values, keys=keys)))])
+        (result,) = log.writer.append([Append(produced(batch(values, keys=keys)))])
         for number, (key, value) in enumerate(zip(keys, values, strict=True)):
             last[key] = (result.base_offset + number, value)
     log.roll()

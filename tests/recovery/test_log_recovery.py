@@ -13,8 +13,8 @@ from tests.fakes.damage import cut, flip
 from tests.fakes.lossy_disk import LossyDisk
 from tests.fakes.partition_logs import first_offset, unchecked
 from tierlog.hot_tier import reaper
-from tierlog.hot_tier.append import Append, AppendResult
 from tierlog.hot_tier.log_folder import LEADER_EPOCHS
+from tierlog.hot_tier.log_writer import Append, AppendResult
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.errors import (
     CorruptBatch,
@@ -99,7 +99,7 @@ def test_garbage_after_the_last_batch_is_truncated(
     assert log_file.read_bytes() == good
     assert [record.value for record in records_of(log)] == written
     append_values(log, b"next")
-    log.flush()
+    log.writer.flush()
     assert records_of(log, 120)[0].value == b"next"
 
 
@@ -284,7 +284,7 @@ def test_an_empty_last_segment_is_resumed(open_log, append_values, folder, writt
     log = open_log(config=CONFIG, clean=clean, recovery_point=120)
     assert (log.active_base_offset, log.log_end_offset) == (120, 120)
     append_values(log, b"x")
-    assert log.flush() == 121
+    assert log.writer.flush() == 121
 
 
 def test_an_empty_folder_starts_at_the_given_offset(open_log, append_values, folder):
@@ -512,7 +512,7 @@ def idempotent(make_batch, produced, sequence: int, *, epoch: int = 0, count: in
 def test_producers_are_known_after_a_restart(open_log, make_batch, produced, folder, damage, clean):
     log = open_log(config={**CONFIG, "segment.bytes": 1024})
     for sequence in range(40):
-        log.append([idempotent(make_batch, produced, sequence)])
+        log.writer.append([idempotent(make_batch, produced, sequence)])
     log.close()
     snapshots = sorted(folder.glob("*.snapshot"))
     assert len(snapshots) > 2
@@ -526,10 +526,10 @@ def test_producers_are_known_after_a_restart(open_log, make_batch, produced, fol
         for snapshot in snapshots:
             snapshot.unlink()
     log = open_log(config=CONFIG, clean=clean, recovery_point=20)
-    repeats = log.append([idempotent(make_batch, produced, n) for n in (39, 38, 37, 36, 35)])
+    repeats = log.writer.append([idempotent(make_batch, produced, n) for n in (39, 38, 37, 36, 35)])
     assert [outcome.base_offset for outcome in repeats] == [39, 38, 37, 36, 35]
     assert all(outcome.duplicate for outcome in repeats)
-    gap, following = log.append([idempotent(make_batch, produced, n) for n in (41, 40)])
+    gap, following = log.writer.append([idempotent(make_batch, produced, n) for n in (41, 40)])
     assert isinstance(gap, OutOfOrderSequence)
     assert (following.base_offset, following.duplicate) == (40, False)
 
@@ -543,7 +543,7 @@ def test_corrupt_snapshots_are_rebuilt_before_they_are_used(
     # A crash leaves zeros if a file's size reached the medium before its bytes.
     log = open_log(config={**CONFIG, "segment.bytes": 1024})
     for sequence in range(40):
-        log.append([idempotent(make_batch, produced, sequence)])
+        log.writer.append([idempotent(make_batch, produced, sequence)])
     log.close()
     bases = [view.base_offset for view in log.segments()]
     good = {path.name: path.read_bytes() for path in folder.glob("*.snapshot")}
@@ -553,7 +553,7 @@ def test_corrupt_snapshots_are_rebuilt_before_they_are_used(
     for base_offset in bases[:-1]:
         snapshot = log.sealed.prepare_upload(base_offset).snapshot
         assert snapshot.read_bytes() == good[snapshot.name]
-    (repeat,) = log.append([idempotent(make_batch, produced, 39)])
+    (repeat,) = log.writer.append([idempotent(make_batch, produced, 39)])
     assert repeat.duplicate
     log.close()
     assert {path.name: path.read_bytes() for path in folder.glob("*.snapshot")} == good
@@ -577,7 +577,7 @@ def test_recovery_restores_all_producers(open_log, make_batch, monkeypatch, chun
             fields = {}
         values = [b"v"] * dice.randrange(1, 4)
         batch = make_batch(values, **fields, transactional=producer_id == 4)
-        (outcome,) = log.append([Append(unchecked(batch))])
+        (outcome,) = log.writer.append([Append(unchecked(batch))])
         assert isinstance(outcome, AppendResult), outcome
         sequences[producer_id] += len(values)
     log.close()
@@ -592,13 +592,13 @@ def test_recovery_restores_all_producers(open_log, make_batch, monkeypatch, chun
 def test_a_truncated_producer_batch_is_forgotten(open_log, make_batch, produced, folder):
     log = open_log()
     for sequence in range(5):
-        log.append([idempotent(make_batch, produced, sequence)])
+        log.writer.append([idempotent(make_batch, produced, sequence)])
     log.close()
     log_file = file_of(folder, 0, ".log")
     log_file.write_bytes(log_file.read_bytes()[:-1])
     log = open_log(clean=False)
     assert log.log_end_offset == 4
-    (again,) = log.append([idempotent(make_batch, produced, 4)])
+    (again,) = log.writer.append([idempotent(make_batch, produced, 4)])
     assert (again.base_offset, again.duplicate) == (4, False)
 
 
@@ -614,7 +614,7 @@ def test_an_interrupted_roll_of_a_preallocated_segment_is_not_corruption(
     log = open_log(config=config)
     for value in (b"a", b"b"):
         append_values(log, value)
-    size_bytes, end = log.size_bytes, log.flush()
+    size_bytes, end = log.size_bytes, log.writer.flush()
     crashed = tmp_path / "crashed"
     shutil.copytree(folder, crashed)
     file_of(crashed, end, ".log").write_bytes(bytes(100_000 if next_is_preallocated else 0))
@@ -629,7 +629,7 @@ def test_an_interrupted_roll_of_a_preallocated_segment_is_not_corruption(
         disk.crash_into(tmp_path / str(seed), random.Random(seed), of=crashed)
         assert file_of(tmp_path / str(seed), 0, ".log").stat().st_size == size_bytes
     append_values(log, b"c")
-    log.flush()
+    log.writer.flush()
     assert [r.value for r in records_of(log)] == [b"a", b"b", b"c"]
 
 
@@ -652,7 +652,7 @@ def test_the_lost_end_of_a_compacted_log_is_not_mistaken_for_compaction(
     assert append_values(log, b"d", b"e", keys=[b"d", b"e"]).base_offset == 1
     log.roll()
     append_values(log, b"f", keys=[b"f"])
-    log.flush()
+    log.writer.flush()
     assert log.active_base_offset == 3, "it has the name of the file that went"
     assert [r.value for r in records_of(log)] == [b"a", b"d", b"e", b"f"]
 
@@ -669,7 +669,7 @@ def test_a_crash_during_a_deletion_forgets_no_producer(
         log.roll()
         append_values(log, value)
     log.delete_local(1)
-    log.flush()
+    log.writer.flush()
 
     def copy(_call):
         copies.append(shutil.copytree(folder, tmp_path / str(len(copies))))
@@ -692,7 +692,7 @@ def test_producers_of_deleted_segments_survive_a_power_failure(
     log = open_log(config={"segment.bytes": 1024}, disk=disk)
     append_values(log, b"once", **sent)
     if made_by == "an append":  # not flushed; everything before it is
-        log.flush()
+        log.writer.flush()
         append_values(log, b"v" * 1000)
     else:
         log.roll()
@@ -725,11 +725,11 @@ def test_bytes_are_rewritten_after_a_failed_flush(
     log = open_log(config=CONFIG, disk=disk)
     for _ in range(20):
         append_values(log, b"v" * 100)
-    flushed = log.flush()
+    flushed = log.writer.flush()
     append_values(log, b"unflushed")
     disk.fail("sync_bytes", suffix=".log")
     with pytest.raises(LogOfflineError):
-        log.flush()
+        log.writer.flush()
     assert not log.close()
     disk.heal()
     disk.calls.clear()

@@ -43,8 +43,8 @@ from tierlog.broker.groups.requests import NewOffset
 from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.durable_file import REAL_DISK
-from tierlog.hot_tier.append import Acks
 from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.log_writer import Acks
 from tierlog.manifest.garbage import GarbagePolicy
 from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import (

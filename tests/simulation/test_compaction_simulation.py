@@ -18,9 +18,9 @@ from tests.fakes.lossy_disk import LossyDisk
 from tests.fakes.partition_logs import TOPIC_ID, batch, produced, records_of
 from tests.simulation.steps import run, seeds
 from tierlog.hot_tier import segment_swap
-from tierlog.hot_tier.append import Append
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.log_writer import Append
 from tierlog.hot_tier.recovery import OpenRequest
 from tierlog.record_format.compaction import PlainKeyTable
 
@@ -75,7 +75,7 @@ class World:
             fields = {"producer_id": 9, "producer_epoch": 0, "base_sequence": self.sequence}
         times = [self.clock.now_ms - random.randint(0, 500) for _ in keys]
         data = batch(values, keys=keys, timestamps=times, codec=random.choice((0, 3)), **fields)
-        (outcome,) = self.log.append([Append(produced(data))])
+        (outcome,) = self.log.writer.append([Append(produced(data))])
         assert not isinstance(outcome, Exception), outcome
         assert outcome.base_offset == len(self.lines)
         self.sequence += count if fields else 0
@@ -83,7 +83,7 @@ class World:
         self.lines += [Line(key, value, self.clock.now_ms) for key, value in rows]
 
     def flush(self) -> None:
-        self.flushed = self.log.flush()
+        self.flushed = self.log.writer.flush()
 
     def roll(self) -> None:
         if self.log.roll():

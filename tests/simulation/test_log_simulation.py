@@ -18,9 +18,9 @@ from tests.fakes.clock import NOW_MS, Clock
 from tests.fakes.lossy_disk import LossyDisk
 from tests.fakes.partition_logs import TOPIC_ID, batch, produced, records_of
 from tests.simulation.steps import run, seeds
-from tierlog.hot_tier.append import Append
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.log_writer import Append
 from tierlog.hot_tier.recovery import OpenRequest
 from tierlog.record_format.errors import CorruptDataError, OffsetTrimmed, OutOfOrderSequence
 
@@ -88,7 +88,7 @@ class World:
     def append(self) -> None:
         appends = [self._new_append() for _ in range(self.random.choice((1, 1, 2, 5)))]
         for outcome, (append, lines) in zip(
-            self.log.append([append for append, _ in appends]), appends, strict=True
+            self.log.writer.append([append for append, _ in appends]), appends, strict=True
         ):
             assert not isinstance(outcome, Exception)
             assert outcome.base_offset == len(self.lines)
@@ -131,12 +131,14 @@ class World:
             **fields,
         )
         gap = batch([b"gap"], base_sequence=len(lines) + 1, **fields)
-        duplicate, refused = self.log.append([Append(produced(again)), Append(produced(gap))])
+        duplicate, refused = self.log.writer.append(
+            [Append(produced(again)), Append(produced(gap))]
+        )
         assert (duplicate.base_offset, duplicate.duplicate) == (first, True)
         assert isinstance(refused, OutOfOrderSequence)
 
     def flush(self) -> None:
-        assert self.log.flush() == len(self.lines)
+        assert self.log.writer.flush() == len(self.lines)
         self.flushed = len(self.lines)
 
     def save_checkpoint(self) -> None:

@@ -40,7 +40,7 @@ from tierlog.broker.broker import Broker
 from tierlog.broker.ownership import take_over
 from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.broker.settings import BrokerSettings
-from tierlog.hot_tier.append import Acks
+from tierlog.hot_tier.log_writer import Acks
 from tierlog.manifest.garbage import GarbagePolicy
 from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import CorruptBatch, FencedError, StoreUnavailable, TierlogError

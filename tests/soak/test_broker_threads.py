@@ -27,7 +27,7 @@ from tierlog.broker.groups.requests import NewOffset
 from tierlog.broker.partition import Partition
 from tierlog.broker.segment_listing import iter_segments, open_segment, slices_of
 from tierlog.broker.settings import BrokerSettings
-from tierlog.hot_tier.append import Acks
+from tierlog.hot_tier.log_writer import Acks
 from tierlog.object_store.open import open_store
 from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.decode import Record

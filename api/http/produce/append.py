@@ -20,7 +20,7 @@ from tierlog.api.http.produce.batches import is_expired
 from tierlog.api.http.produce.head import ProduceRequest
 from tierlog.api.http.responses import Response, json_response
 from tierlog.api.http.schemas import Accepted, PartitionResult, Produced
-from tierlog.hot_tier.append import Acks, AppendResult
+from tierlog.hot_tier.log_writer import Acks, AppendResult
 from tierlog.record_format.errors import LogOfflineError, TierlogError
 from tierlog.record_format.produced import ProducedBatches
 

@@ -18,7 +18,7 @@ from tierlog.api.http.settings import MAX_OFFSET
 from tierlog.broker.partition import Partition
 from tierlog.broker.topic_registry import INTERNAL_PREFIX
 from tierlog.broker.topics import Topic
-from tierlog.hot_tier.append import Acks
+from tierlog.hot_tier.log_writer import Acks
 from tierlog.record_format.errors import Forbidden
 
 _ACKS: Final[Mapping[str, Acks]] = {

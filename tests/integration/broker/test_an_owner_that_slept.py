@@ -10,7 +10,7 @@ from tierlog.broker.broker import Broker
 from tierlog.broker.ownership import owner_check
 from tierlog.broker.ownership.ownership import Ownership
 from tierlog.broker.settings import BrokerSettings
-from tierlog.hot_tier.append import Acks
+from tierlog.hot_tier.log_writer import Acks
 from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import CorruptDataError, FencedError
 

@@ -23,8 +23,8 @@ from tierlog.broker.data_folder import RECOVERY_POINTS
 from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.broker.settings import BrokerSettings
 from tierlog.hot_tier import cleaner
-from tierlog.hot_tier.append import Acks
 from tierlog.hot_tier.cleaner import Interrupted
+from tierlog.hot_tier.log_writer import Acks
 from tierlog.object_store.open import open_store
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.errors import CorruptDataError, StoreUnavailable

@@ -10,7 +10,7 @@ from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.damage import flip
 from tests.integration.broker.test_verify import path_of
 from tierlog.broker.repair.local_repair import unused_path
-from tierlog.hot_tier.append import Acks
+from tierlog.hot_tier.log_writer import Acks
 from tierlog.record_format.errors import CorruptDataError, StoreUnavailable
 from tierlog.record_format.topic_rules import MAX_NAME_LENGTH, MAX_PARTITIONS
 

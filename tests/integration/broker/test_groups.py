@@ -13,8 +13,8 @@ from tierlog.broker.groups.view import GroupView
 from tierlog.broker.ownership.take_over import TAKE_OVERS
 from tierlog.broker.partition import Partition
 from tierlog.broker.repair.restore import RestoreOptions, restore
-from tierlog.hot_tier.append import Acks
 from tierlog.hot_tier.log_folder import LOG, path_of
+from tierlog.hot_tier.log_writer import Acks
 from tierlog.object_store.open import open_store
 from tierlog.record_format.checkpoint_files import parse_topic_id
 from tierlog.record_format.consumer_offsets import (

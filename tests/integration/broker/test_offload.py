@@ -21,8 +21,8 @@ from tierlog.broker.background.copier import Copier
 from tierlog.broker.background.janitor import removable_end
 from tierlog.host.clock import wall_clock_ms
 from tierlog.hot_tier import roll, sealed_segments
-from tierlog.hot_tier.append import Acks
 from tierlog.hot_tier.log import PartitionLog
+from tierlog.hot_tier.log_writer import Acks
 from tierlog.manifest.store import DAY_MS
 from tierlog.record_format.errors import (
     CorruptManifest,
@@ -179,7 +179,7 @@ def test_a_sealed_but_unflushed_segment_waits_without_an_error(harness, copier_o
     copier.run_round()
     assert copier.wait_until_idle(timeout_s=20)
     assert (copier.blocked(), partition.cold.end_offset) == ({}, 0)
-    partition.log.flush()
+    partition.log.writer.flush()
     copier.run_round()
     assert copier.wait_until_done([partition], timeout_s=20)
     assert partition.cold.end_offset == partition.log.active_base_offset > 0

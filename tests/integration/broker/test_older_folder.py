@@ -7,7 +7,7 @@ import pytest
 
 from tests.fakes.broker_harness import BrokerHarness
 from tierlog.broker.repair.restore import RestoreOptions, restore
-from tierlog.hot_tier.append import Acks
+from tierlog.hot_tier.log_writer import Acks
 from tierlog.object_store.open import open_store
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.produced import ProduceLimits, check_produced

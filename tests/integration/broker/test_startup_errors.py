@@ -25,8 +25,8 @@ from tierlog.broker.log_opener import LogOpener
 from tierlog.broker.remedies import REMEDIES, with_remedy
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.durable_file import REAL_DISK
-from tierlog.hot_tier.append import Acks
 from tierlog.hot_tier.log import PartitionLog
+from tierlog.hot_tier.log_writer import Acks
 from tierlog.manifest.topic_objects import Cluster, TopicObjects, create_cluster
 from tierlog.object_store.memory import MemoryStore
 from tierlog.object_store.open import open_store

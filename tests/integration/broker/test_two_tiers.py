@@ -23,9 +23,9 @@ from tierlog.broker.segment_listing import (
 )
 from tierlog.broker.tier_sizes import tier_sizes
 from tierlog.host.waiting import Wait
-from tierlog.hot_tier.append import Acks
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_folder import file_name
+from tierlog.hot_tier.log_writer import Acks
 from tierlog.hot_tier.open_files import FileReader
 from tierlog.record_format.decode import Record
 from tierlog.record_format.errors import OffsetTrimmed, OutOfOrderSequence, ShuttingDown

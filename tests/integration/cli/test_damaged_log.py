@@ -10,7 +10,7 @@ from tests.fakes.command_line import Program
 from tests.fakes.damage import flip
 from tierlog.broker.broker import Broker
 from tierlog.broker.settings import BrokerSettings
-from tierlog.hot_tier.append import Acks
+from tierlog.hot_tier.log_writer import Acks
 from tierlog.object_store.open import open_store
 from tierlog.record_format.produced import build_produced
 

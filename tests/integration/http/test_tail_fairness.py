@@ -20,7 +20,7 @@ from tierlog.api.http.settings import HttpSettings
 from tierlog.broker.broker import Broker
 from tierlog.broker.partition import Fetched
 from tierlog.broker.settings import BrokerSettings
-from tierlog.hot_tier.append import Acks
+from tierlog.hot_tier.log_writer import Acks
 from tierlog.record_format.produced import build_produced
 
 PAGES = 20

@@ -14,9 +14,9 @@ import pytest
 from tests.fakes.clock import Clock
 from tests.fakes.partition_logs import TOPIC_ID
 from tests.fakes.real_kafka import complaints
-from tierlog.hot_tier.append import Append
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.log_writer import Append
 from tierlog.hot_tier.recovery import OpenRequest
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.checkpoint_files import format_topic_id, parse_partition_metadata
@@ -60,7 +60,7 @@ def write_log(folder: Path) -> None:
             **fields,
         )
         produced = check_produced(batch, ProduceLimits(max_message_bytes=1 << 20, now_ms=now_ms))
-        (outcome,) = log.append([Append(produced)])
+        (outcome,) = log.writer.append([Append(produced)])
         assert not isinstance(outcome, Exception), outcome
     log.close()
 

@@ -16,7 +16,7 @@ from tests.fakes.damage import flip
 from tests.fakes.real_kafka import complaints
 from tierlog.broker.broker import Broker
 from tierlog.broker.settings import BrokerSettings
-from tierlog.hot_tier.append import Acks
+from tierlog.hot_tier.log_writer import Acks
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.decode import decode_batch
 from tierlog.record_format.encode import encode_batch

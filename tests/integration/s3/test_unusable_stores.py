@@ -25,7 +25,7 @@ from tierlog.broker.broker import Broker
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.clock import wall_clock_ms
 from tierlog.host.retry import RetryPolicy
-from tierlog.hot_tier.append import Acks
+from tierlog.hot_tier.log_writer import Acks
 from tierlog.manifest.topic_objects import load_cluster
 from tierlog.object_store.probe import probe
 from tierlog.object_store.s3 import S3Store

@@ -11,7 +11,7 @@ from tests.fakes.kafka_folder import KafkaFolder
 from tests.fakes.two_tiers import START_MS, two_tiers
 from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.client.client import Client
-from tierlog.hot_tier.append import Acks
+from tierlog.hot_tier.log_writer import Acks
 from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import UnknownTopic
 from tierlog.record_format.produced import build_produced

@@ -8,8 +8,8 @@ import pytest
 
 from tierlog.broker.groups.groups import Groups
 from tierlog.broker.groups.requests import NewOffset
-from tierlog.hot_tier.append import AppendResult
 from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.log_writer import AppendResult
 from tierlog.record_format.consumer_offsets import TOPIC
 from tierlog.record_format.errors import DiskFull, Forbidden, UnknownGroup, UnknownTopic
 

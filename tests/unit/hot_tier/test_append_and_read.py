@@ -5,7 +5,7 @@ from tests.fakes.damage import flip
 from tests.fakes.partition_logs import first_offset
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier import border_check
-from tierlog.hot_tier.append import Append
+from tierlog.hot_tier.log_writer import Append
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.errors import (
     CorruptBatch,
@@ -26,7 +26,7 @@ def test_offsets_are_assigned_in_order_and_read_back(open_log, append_values, re
     assert append_values(log, b"a", b"b").last_offset == 1
     assert append_values(log, b"c").base_offset == 2
     assert log.log_end_offset == 3
-    log.flush()
+    log.writer.flush()
     assert [(r.offset, r.value) for r in records_of(log)] == [(0, b"a"), (1, b"b"), (2, b"c")]
 
 
@@ -37,7 +37,7 @@ def test_records_are_not_visible_before_they_are_flushed(open_log, append_values
     assert log.read(0, max_bytes=100).slices == ()
     with pytest.raises(OffsetPastEnd):
         log.read(1, max_bytes=100)
-    assert log.flush() == 1
+    assert log.writer.flush() == 1
     assert len(log.read(0, max_bytes=100).slices) == 1
     assert log.read(1, max_bytes=100).slices == ()
     with pytest.raises(OffsetPastEnd):
@@ -48,11 +48,11 @@ def test_many_appends_are_one_write(open_log, produced, make_batch, disk, record
     log = open_log(disk=disk)
     disk.calls.clear()
     appends = [Append(produced(make_batch([b"%d" % n]))) for n in range(3000)]
-    outcomes = log.append(appends)
+    outcomes = log.writer.append(appends)
     assert [outcome.base_offset for outcome in outcomes] == list(range(3000))
     log_writes = [call for call in disk.calls if call.name == "write_at" and call.suffix == ".log"]
     assert len(log_writes) == 3  # one call takes at most 1024 buffers
-    log.flush()
+    log.writer.flush()
     assert [r.value for r in records_of(log)] == [b"%d" % n for n in range(3000)]
 
 
@@ -60,21 +60,21 @@ def test_short_writes_are_completed(open_log, append_values, disk, records_of):
     log = open_log(disk=disk)
     disk.most_bytes_a_write = 7
     append_values(log, b"a" * 100, b"b")
-    log.flush()
+    log.writer.flush()
     assert [r.value for r in records_of(log)] == [b"a" * 100, b"b"]
 
 
 def test_a_conditional_append_sees_the_appends_before_it(open_log, produced, make_batch):
     log = open_log()
     one, two, three = (produced(make_batch([b"x"])) for _ in range(3))
-    outcomes = log.append([Append(one, 0), Append(two, 0), Append(three, 1)])
+    outcomes = log.writer.append([Append(one, 0), Append(two, 0), Append(three, 1)])
     assert [getattr(outcome, "base_offset", None) for outcome in outcomes] == [0, None, 1]
     assert isinstance(outcomes[1], OffsetMismatch)
     assert outcomes[1].log_end_offset == 1
 
 
 def test_an_append_without_a_batch_is_rejected(open_log):
-    (outcome,) = open_log().append([Append(ProducedBatches(bytearray(), [], []))])
+    (outcome,) = open_log().writer.append([Append(ProducedBatches(bytearray(), [], []))])
     assert isinstance(outcome, InvalidRecord)
 
 
@@ -82,8 +82,8 @@ def test_bytes_are_stored_as_sent_except_for_offset_and_epoch(open_log, produced
     log = open_log()
     log.bump_epoch(7)
     sent = make_batch([b"v"], producer_id=5, producer_epoch=1, base_sequence=0)
-    log.append([Append(produced(make_batch([b"first"]))), Append(produced(sent))])
-    log.flush()
+    log.writer.append([Append(produced(make_batch([b"first"]))), Append(produced(sent))])
+    log.writer.flush()
     data = b"".join(piece.read() for piece in log.read(0, max_bytes=1 << 20).slices)
     stored = list(iter_headers(data))[1]
     assert (stored.base_offset, stored.leader_epoch) == (1, 7)
@@ -96,7 +96,7 @@ def test_log_append_time_is_stamped(open_log, append_values, records_of, clock):
     log = open_log(config={"message.timestamp.type": "LogAppendTime"})
     clock.now_ms = NOW_MS + 5
     result = append_values(log, b"a", b"b", timestamps=[1, 2])
-    log.flush()
+    log.writer.flush()
     assert result.log_append_time == NOW_MS + 5
     assert [r.timestamp for r in records_of(log)] == [NOW_MS + 5] * 2
     assert log.segment_stats(0).min_timestamp == NOW_MS + 5
@@ -124,7 +124,7 @@ def test_a_read_returns_whole_batches_within_its_limit(open_log, append_values):
         before = log.size_bytes
         append_values(log, b"v" * number)
         sizes.append(log.size_bytes - before)
-    log.flush()
+    log.writer.flush()
     for start in range(50):
         for count in (1, 2, 7):
             wanted = sizes[start : start + count]
@@ -141,7 +141,7 @@ def test_a_read_ends_below_its_end_offset(open_log, append_values, interval):
     log = open_log(config={"index.interval.bytes": interval, "segment.bytes": 1024})
     for _ in range(30):
         append_values(log, b"1", b"2", b"3")
-    log.flush()
+    log.writer.flush()
     for end in range(0, 91, 3):
         for start in range(0, end + 1, 5):
             position = start
@@ -156,7 +156,7 @@ def test_a_read_continues_across_segments(open_log, append_values):
     log = open_log(config={"segment.bytes": 1024})
     for _ in range(40):
         append_values(log, b"v" * 100)
-    log.flush()
+    log.writer.flush()
     read = log.read(0, max_bytes=1 << 20)
     assert len(read.slices) == len(log.segments()) > 3
     assert read.next_offset == 40
@@ -166,7 +166,7 @@ def test_a_slice_outlives_the_deletion_of_its_segment(open_log, append_values, c
     log = open_log(config={"segment.bytes": 1024})
     for _ in range(40):
         append_values(log, b"v" * 100)
-    log.flush()
+    log.writer.flush()
     piece = log.read(0, max_bytes=1).slices[0]
     before = piece.read()
     assert log.delete_local(20)
@@ -188,7 +188,7 @@ def test_index_entries_are_added_per_interval_with_last_offset_and_position(
         position = log.size_bytes
         append_values(log, b"x" * 40, b"y", timestamps=[NOW_MS + number, NOW_MS])
         placed.append((position, number * 2 + 1, log.size_bytes - position))
-    log.flush()
+    log.writer.flush()
     log.close()
     expected, since = [], 0
     for position, last_offset, size in placed:
@@ -230,7 +230,7 @@ def test_offsets_are_found_by_timestamp_even_if_timestamps_do_not_increase(
         append_values(log, b"a", b"b", b"c", timestamps=times[number : number + 3])
     if sealed:
         log.roll()
-    log.flush()
+    log.writer.flush()
     for timestamp in range(NOW_MS - 1, NOW_MS + 1001, 13):
         expected = next(((n, t) for n, t in enumerate(times) if t >= timestamp), None)
         assert log.offset_for_timestamp(timestamp) == expected
@@ -412,7 +412,7 @@ def test_a_segment_is_checked_once_in_a_thread_before_its_first_read(
     log = open_log(recovery_point=6)
     assert [view.base_offset for view in log.segments()] == [0, 2, 4]
     append_values(log, b"new")
-    log.flush()
+    log.writer.flush()
     assert first_offset(log.read(6, max_bytes=1, wait=Wait.NEVER)) == 6
     assert not checked
     for base_offset in (2, 0, 4):
@@ -435,7 +435,7 @@ def test_what_this_process_wrote_or_recovered_is_not_checked_again(
     for _ in range(2):
         append_values(log, b"v")
         log.roll()
-    log.flush()
+    log.writer.flush()
     assert len(records_of(log)) == 2
     log.close()
     log = open_log(clean=False)

@@ -10,7 +10,6 @@ from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.clock import NOW_MS
 from tests.fakes.damage import flip
 from tests.fakes.partition_logs import batch, produced, unchecked
-from tierlog.hot_tier.append import Append
 from tierlog.hot_tier.cleaner import (
     Cleanable,
     CleanerHooks,
@@ -19,6 +18,7 @@ from tierlog.hot_tier.cleaner import (
     group_segments,
 )
 from tierlog.hot_tier.log_folder import UNMIRRORED
+from tierlog.hot_tier.log_writer import Append
 from tierlog.hot_tier.segment import Segment, SegmentEnd
 from tierlog.record_format.batch import NO_TIMESTAMP, iter_headers, set_max_timestamp
 from tierlog.record_format.compaction import PlainKeyTable, make_key_table
@@ -29,14 +29,14 @@ COMPACT = {"cleanup.policy": "compact", "flush.ms": 10**9}
 
 def put(log, *pairs, **fields):
     keys, values = [key for key, _ in pairs], [value for _, value in pairs]
-    (result,) = log.append([Append(produced(batch(values, keys=keys, **fields)))])
+    (result,) = log.writer.append([Append(produced(batch(values, keys=keys, **fields)))])
     return result
 
 
 def test_the_active_segment_is_never_cleaned(open_log):
     log = open_log(config=COMPACT)
     put(log, (b"a", b"1"))
-    log.flush()
+    log.writer.flush()
     assert log.sealed.cleanable(None).dirty_bytes == 0
     log.roll()
     assert log.sealed.cleanable(None).end_offset == 1
@@ -66,7 +66,9 @@ def test_an_open_transaction_blocks_compaction(open_log):
     put(log, (b"a", b"1"))
     log.roll()
     producer = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 0}
-    log.append([Append(unchecked(batch([b"x"], keys=[b"a"], transactional=True, **producer)))])
+    log.writer.append(
+        [Append(unchecked(batch([b"x"], keys=[b"a"], transactional=True, **producer)))]
+    )
     log.roll()
     assert log.sealed.cleanable(None).end_offset == 1
     found = []

@@ -225,13 +225,13 @@ def test_offsets_are_consistent_whatever_changes_while_they_are_read(
 ):
     log = open_log(config={"segment.bytes": 1024})
     append_values(log, b"a")
-    log.flush()
+    log.writer.flush()
     state, moves = log._state, [1]
 
     def move_all() -> None:
         for _ in range(20):
             append_values(log, b"b" * 200)
-        log.trim(log.flush())
+        log.trim(log.writer.flush())
         log.delete_local(log.log_start_offset)
 
     def read_late(self):

@@ -23,7 +23,7 @@ def log(open_log, append_values, disk):
         log.bump_epoch(epoch)
         for _ in range(10):
             append_values(log, b"v" * 150, b"w")
-    log.flush()
+    log.writer.flush()
     return log
 
 
@@ -114,7 +114,7 @@ def test_truncating_fully_removes_all_earlier_state(
     assert (log.log_end_offset, log.high_watermark) == (1_000_000, 1_000_000)
     assert log.local_log_start_offset == 1_000_000
     assert append_values(log, b"x").base_offset == 1_000_000
-    log.flush()
+    log.writer.flush()
     log.close()
     assert len(list((tmp_path / "t-0").glob("*.log"))) == 1
     log = open_log(config=CONFIG)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes.clock import NOW_MS
 from tests.fakes.partition_logs import first_offset
-from tierlog.hot_tier.append import Append
+from tierlog.hot_tier.log_writer import Append
 from tierlog.record_format.errors import DiskFull, LogOfflineError
 
 
@@ -29,7 +29,7 @@ def test_a_full_disk_rejects_the_write_and_nothing_else(
 ):
     log = open_log(disk=disk)
     append_values(log, b"before")
-    log.flush()
+    log.writer.flush()
     disk.fail("write_at", errno.ENOSPC, suffix=".log", bytes_first=30)
     for _ in range(3):
         with pytest.raises(DiskFull):
@@ -39,7 +39,7 @@ def test_a_full_disk_rejects_the_write_and_nothing_else(
     assert (tmp_path / "t-0" / f"{0:020d}.log").stat().st_size == log.size_bytes
     disk.heal()
     assert append_values(log, b"after").base_offset == 1
-    log.flush()
+    log.writer.flush()
     assert [r.value for r in records_of(log)] == [b"before", b"after"]
 
 
@@ -47,10 +47,10 @@ def test_a_full_disk_rejects_all_appends_in_the_write(open_log, produced, make_b
     log = open_log(disk=disk)
     disk.fail("write_at", errno.ENOSPC, suffix=".log")
     appends = [Append(produced(make_batch([b"x"]))) for _ in range(3)]
-    assert [type(outcome) for outcome in log.append(appends)] == [DiskFull] * 3
+    assert [type(outcome) for outcome in log.writer.append(appends)] == [DiskFull] * 3
     assert log.log_end_offset == 0
     disk.heal()
-    assert [outcome.base_offset for outcome in log.append(appends)] == [0, 1, 2]
+    assert [outcome.base_offset for outcome in log.writer.append(appends)] == [0, 1, 2]
 
 
 def test_a_write_that_fails_before_a_roll_rejects_the_appends_after_it(
@@ -65,8 +65,8 @@ def test_a_write_that_fails_before_a_roll_rejects_the_appends_after_it(
 
     monkeypatch.setattr(disk, "write_at", full_once)
     appends = [Append(produced(make_batch([b"x" * 600]))) for _ in range(2)]
-    assert [type(outcome) for outcome in log.append(appends)] == [DiskFull] * 2
-    assert [outcome.base_offset for outcome in log.append(appends)] == [1, 2]
+    assert [type(outcome) for outcome in log.writer.append(appends)] == [DiskFull] * 2
+    assert [outcome.base_offset for outcome in log.writer.append(appends)] == [1, 2]
 
 
 def test_a_failed_write_leaves_the_producer_unchanged(open_log, append_values, disk):
@@ -97,7 +97,7 @@ def test_outcomes_that_depend_on_an_unwritten_append_fail_with_it(
         Append(produced(make_batch([b"conditional"])), expected_offset=0),
     ]
     disk.fail("write_at", number, suffix=".log")
-    assert [type(outcome) for outcome in log.append(group)] == [failure] * len(group)
+    assert [type(outcome) for outcome in log.writer.append(group)] == [failure] * len(group)
     assert log.log_end_offset == 0
 
 
@@ -109,12 +109,12 @@ def test_a_plan_that_failed_before_a_roll_is_not_reused(
     fields = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
     first, again = (Append(produced(make_batch([b"first"], **fields))) for _ in range(2))
     disk.fail("write_at", errno.ENOSPC, suffix=".log", times=1)
-    refused, rolling, written = log.append(
+    refused, rolling, written = log.writer.append(
         [first, Append(produced(make_batch([bytes(1900)]))), again]
     )
     assert (type(refused), type(rolling)) == (DiskFull, DiskFull)
     assert (written.base_offset, written.duplicate) == (1, False)
-    log.flush()
+    log.writer.flush()
     assert [r.value for r in records_of(log)] == [b"before", b"first"]
 
 
@@ -124,11 +124,11 @@ def test_appends_written_before_a_roll_succeed_even_if_the_rest_fail(
     log = open_log(config={"segment.bytes": 2000}, disk=disk)
     group = [Append(produced(make_batch([value]))) for value in (b"first", bytes(1900))]
     disk.fail("write_at", errno.ENOSPC, suffix=".log", after=1)
-    first, refused = log.append(group)
+    first, refused = log.writer.append(group)
     assert first.base_offset == 0
     assert isinstance(refused, DiskFull)
     disk.heal()
-    log.flush()
+    log.writer.flush()
     assert [r.value for r in records_of(log)] == [b"first"]
 
 
@@ -150,7 +150,7 @@ def test_a_duplicate_of_a_written_batch_needs_no_space(
     append_values(log, b"a", **fields)
     disk.fail("write_at", errno.ENOSPC, suffix=".log")
     group = [Append(produced(make_batch([b"b"]))), Append(produced(make_batch([b"a"], **fields)))]
-    refused, repeat = log.append(group)
+    refused, repeat = log.writer.append(group)
     assert isinstance(refused, DiskFull)
     assert (repeat.duplicate, repeat.base_offset) == (True, 0)
 
@@ -161,10 +161,10 @@ def test_bytes_of_a_failed_write_in_preallocated_space_are_never_recovered(
     log = open_log(config={"preallocate": True, "segment.bytes": 1 << 20}, disk=disk)
     group = [Append(produced(make_batch([value]))) for value in (b"A1", b"A2", b"A3")]
     disk.fail("write_at", errno.ENOSPC, suffix=".log", bytes_first=2 * len(group[0].batches.body))
-    assert [type(outcome) for outcome in log.append(group)] == [DiskFull] * 3
+    assert [type(outcome) for outcome in log.writer.append(group)] == [DiskFull] * 3
     disk.heal()
     append_values(log, b"B1")
-    log.flush()
+    log.writer.flush()
     shutil.copytree(log.folder, tmp_path / "after the crash")
     log = open_log(tmp_path / "after the crash", clean=False)
     assert [r.value for r in records_of(log)] == [b"B1"]
@@ -191,7 +191,7 @@ def test_a_log_with_a_new_segment_that_cannot_be_removed_goes_offline(
     # A file system that copies on write needs space to unlink a file too.
     log = open_log(config={"segment.bytes": 1024}, disk=disk)
     append_values(log, b"v" * 600)
-    log.flush()
+    log.writer.flush()
     if failing == "create":
         disk.fail("open", errno.ENOSPC, suffix=".timeindex")
     else:
@@ -205,7 +205,7 @@ def test_a_log_with_a_new_segment_that_cannot_be_removed_goes_offline(
     log.close()
     log = open_log(clean=False, recovery_point=1)
     assert append_values(log, b"y").base_offset == 1
-    log.flush()
+    log.writer.flush()
     assert [record.value for record in records_of(log)] == [b"v" * 600, b"y"]
 
 
@@ -215,7 +215,7 @@ def test_a_file_that_cannot_be_unlinked_blocks_no_other_and_is_retried(
     log = open_log(config={"segment.bytes": 1024})
     for _ in range(4):
         append_values(log, b"x" * 1000)
-    log.flush()
+    log.writer.flush()
     assert log.delete_local(3) == [0, 1, 2]
     stays = tmp_path / "t-0" / f"{0:020d}.log.deleted"
     stays.unlink()
@@ -232,14 +232,14 @@ def test_a_full_disk_does_not_block_deletion(open_log, append_values, disk, tmp_
     log = open_log(config={"segment.bytes": 1024}, disk=disk)
     for _ in range(3):
         append_values(log, b"x" * 1000)
-    log.flush()
+    log.writer.flush()
     disk.fail("open", errno.ENOSPC, suffix=".tmp")
     assert log.delete_local(2) == [0, 1]
     assert log.reap(at_once=True) == 2
     assert len(list((tmp_path / "t-0").glob("*.log*"))) == 1
     disk.heal()
     append_values(log, b"x" * 1000)
-    log.flush()
+    log.writer.flush()
     assert log.delete_local(3) == [2]
     assert [entry.start_offset for entry in log.epochs] == [3], "what was too much is gone"
 
@@ -255,7 +255,7 @@ def test_segments_are_deleted_in_order_even_if_one_cannot_be(
     log = open_log(config={"segment.bytes": 1024}, disk=disk)
     for _ in range(4):
         append_values(log, b"x" * 1000)
-    end = log.flush()
+    end = log.writer.flush()
     disk.fail("rename", number, suffix=".deleted", after=after)
     with pytest.raises(failure):
         log.delete_local(2)
@@ -280,7 +280,7 @@ def test_an_index_without_space_rejects_no_append(open_log, append_values, disk,
         append_values(log, b"b")
     disk.heal()
     append_values(log, b"c")
-    log.flush()
+    log.writer.flush()
     for offset in range(7):
         assert first_offset(log.read(offset, max_bytes=1)) == offset
     log.close()
@@ -323,7 +323,7 @@ def test_an_io_error_on_write_takes_the_log_offline(
 ):
     log = open_log(config={"index.interval.bytes": 0}, disk=disk)
     append_values(log, b"a")
-    log.flush()
+    log.writer.flush()
     disk.fail("write_at", errno.EIO, suffix=suffix)
     with pytest.raises(LogOfflineError):
         append_values(log, b"b")
@@ -332,7 +332,7 @@ def test_an_io_error_on_write_takes_the_log_offline(
     with pytest.raises(LogOfflineError):
         append_values(log, b"c")
     with pytest.raises(LogOfflineError):
-        log.flush()
+        log.writer.flush()
     with pytest.raises(LogOfflineError):
         log.roll()
     assert [r.value for r in records_of(log)] == [b"a"]
@@ -344,15 +344,15 @@ def test_a_failed_flush_takes_the_log_offline_permanently(
 ):
     log = open_log(disk=disk)
     append_values(log, b"a")
-    log.flush()
+    log.writer.flush()
     append_values(log, b"b")
     disk.fail("sync_bytes", suffix=".log")
     with pytest.raises(LogOfflineError):
-        log.flush()
+        log.writer.flush()
     disk.heal()
     syncs = len([call for call in disk.calls if call.name == "sync_bytes"])
     with pytest.raises(LogOfflineError):
-        log.flush()
+        log.writer.flush()
     assert len([call for call in disk.calls if call.name == "sync_bytes"]) == syncs
     assert log.high_watermark == 1
     assert [r.value for r in records_of(log)] == [b"a"]
@@ -365,11 +365,11 @@ def test_a_roll_whose_names_or_indexes_cannot_be_synced_is_not_acknowledged(
 ):
     log = open_log(config={"segment.bytes": 1024}, disk=disk)
     append_values(log, b"a" * 900)
-    log.flush()
+    log.writer.flush()
     append_values(log, b"b" * 900)
     disk.fail(name, suffix=suffix)
     with pytest.raises(LogOfflineError):
-        log.flush()
+        log.writer.flush()
     assert log.high_watermark == 1
 
 
@@ -386,11 +386,11 @@ def test_a_segment_that_is_sealed_during_a_flush_is_flushed_by_the_next(
         sync(fd)
 
     monkeypatch.setattr(disk, "sync_bytes", rolled_meanwhile)
-    log.flush()
+    log.writer.flush()
     assert (log.high_watermark, log.base_offsets) == (1, (0, 1))
     disk.fail("sync_bytes", suffix=".index")
     with pytest.raises(LogOfflineError):
-        log.flush()
+        log.writer.flush()
 
 
 def test_a_flush_gets_a_descriptor_when_clients_used_all(open_log, append_values, records_of):
@@ -399,7 +399,7 @@ def test_a_flush_gets_a_descriptor_when_clients_used_all(open_log, append_values
         append_values(log, b"v" * 600)  # rolls: files and the folder must be opened for a sync
     for _ in range(2):
         with no_descriptor_left():
-            log.flush()
+            log.writer.flush()
             assert not log.offline
         append_values(log, b"v" * 600)
     assert len(records_of(log)) == 4
@@ -426,15 +426,15 @@ def test_the_folder_is_synced_before_the_first_flush_of_a_new_segment_ends(
 ):
     log = open_log(config={"segment.bytes": 1024}, disk=disk)
     append_values(log, b"a" * 900)
-    log.flush()
+    log.writer.flush()
     disk.calls.clear()
     append_values(log, b"b" * 100)
-    log.flush()
+    log.writer.flush()
     folder = str(tmp_path / "t-0")
     assert ("sync_folder", folder) in disk.calls
     disk.calls.clear()
     append_values(log, b"b")
-    log.flush()
+    log.writer.flush()
     assert ("sync_folder", folder) not in disk.calls
 
 
@@ -464,7 +464,7 @@ def test_an_epoch_is_durable_before_its_first_record(open_log, append_values, di
 def test_a_clean_close_syncs_no_file_twice(open_log, append_values, disk, preallocate):
     log = open_log(disk=disk, config={"preallocate": preallocate})
     append_values(log, b"a")
-    log.flush()
+    log.writer.flush()
     disk.calls.clear()
     assert log.close()
     synced = sorted(call.suffix for call in disk.calls if call.name.startswith("sync"))
@@ -475,7 +475,7 @@ def test_a_clean_close_syncs_no_file_twice(open_log, append_values, disk, preall
 def test_a_failed_close_is_not_a_clean_shutdown(open_log, append_values, disk):
     log = open_log(disk=disk)
     append_values(log, b"a")
-    log.flush()
+    log.writer.flush()
     disk.fail("sync_bytes", suffix=".index")
     with pytest.raises(LogOfflineError):
         log.close()
@@ -506,8 +506,8 @@ def test_closing_a_log_waits_for_a_flush_in_progress(open_log, append_values, mo
 
     def one_more_flush():
         clean = close_clean()
-        monkeypatch.setattr(log._flusher, "_sync", waiting_sync)
-        flushes.append(pool.submit(log.flush))
+        monkeypatch.setattr(log.writer, "_sync", waiting_sync)
+        flushes.append(pool.submit(log.writer.flush))
         assert flushing.wait(10)
         return clean
 
@@ -526,7 +526,7 @@ def test_nothing_starts_in_a_log_that_is_closing(open_log, append_values, monkey
     """By a task that outlives the stop, such as an offload: the next start trusts the close."""
     log = open_log()
     append_values(log, b"one")
-    flush, close_clean, refused = log.flush, log._close_clean, []
+    flush, close_clean, refused = log.writer.flush, log._close_clean, []
 
     def begin() -> None:
         for what in (lambda: append_values(log, b"two"), log.roll):
@@ -543,7 +543,7 @@ def test_nothing_starts_in_a_log_that_is_closing(open_log, append_values, monkey
         begin()
         return clean
 
-    monkeypatch.setattr(log, "flush", flush_and_begin)
+    monkeypatch.setattr(log.writer, "flush", flush_and_begin)
     monkeypatch.setattr(log, "_close_clean", close_and_begin)
     assert log.close()
     assert len(refused) == 4

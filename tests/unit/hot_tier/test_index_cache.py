@@ -51,7 +51,7 @@ def rolled(open_log, append_values):
     log = open_log(config={"segment.bytes": 2000, "index.interval.bytes": 1})
     for _ in range(40):
         append_values(log, b"v" * 200)
-    log.flush()
+    log.writer.flush()
     return log
 
 

@@ -93,7 +93,7 @@ def test_a_kafka_folder_accepts_appends(name, open_fixture, append_values, recor
     before = records_of(log)
     result = append_values(log, b"one", b"two")
     assert result.base_offset == expected_offsets(name)["high_watermark"]
-    log.flush()
+    log.writer.flush()
     after = records_of(log)
     assert after[: len(before)] == before
     assert [record.value for record in after[len(before) :]] == [b"one", b"two"]

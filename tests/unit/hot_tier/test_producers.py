@@ -3,8 +3,8 @@ import pytest
 from tests.fakes.clock import NOW_MS, Clock
 from tests.fakes.control_markers import marker_key, marker_value
 from tests.fakes.partition_logs import unchecked
-from tierlog.hot_tier.append import Append
 from tierlog.hot_tier.derived_files import snapshot_before
+from tierlog.hot_tier.log_writer import Append
 from tierlog.record_format.checkpoint_files import parse_snapshot
 from tierlog.record_format.errors import CorruptBatch, OutOfOrderSequence, ProducerFenced
 
@@ -41,7 +41,7 @@ def test_a_duplicate_in_the_same_write_is_recognised(open_log, produced, make_ba
     log = open_log()
     fields = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
     appends = [Append(produced(make_batch([b"x"], **fields))) for _ in range(2)]
-    outcomes = log.append(appends)
+    outcomes = log.writer.append(appends)
     assert [(o.base_offset, o.duplicate) for o in outcomes] == [(0, False), (0, True)]
 
 
@@ -122,14 +122,14 @@ def test_a_request_of_several_batches_is_a_duplicate_as_a_whole_or_rejected(
         return Append(produced(*(make_batch([b"x"], base_sequence=n, **fields) for n in sequences)))
 
     log = open_log()
-    (first,) = log.append([batches(0, 1)])
+    (first,) = log.writer.append([batches(0, 1)])
     assert (first.base_offset, first.last_offset) == (0, 1)
-    (again,) = log.append([batches(0, 1)])
+    (again,) = log.writer.append([batches(0, 1)])
     assert (again.base_offset, again.last_offset, again.duplicate) == (0, 1, True)
     for sequences in ((1, 2), (2, 1)):
-        (mixed,) = log.append([batches(*sequences)])
+        (mixed,) = log.writer.append([batches(*sequences)])
         assert isinstance(mixed, OutOfOrderSequence)
-    (following,) = log.append([batches(2, 3)])
+    (following,) = log.writer.append([batches(2, 3)])
     assert (following.base_offset, following.last_offset, following.duplicate) == (2, 3, False)
 
 
@@ -145,17 +145,17 @@ def test_a_request_of_many_batches_is_recognised_by_its_last(
         return Append(produced(*made))
 
     log = open_log()
-    log.append([Append(produced(make_batch([b"before"])))])
-    log.append([batches(0)])
+    log.writer.append([Append(produced(make_batch([b"before"])))])
+    log.writer.append([batches(0)])
     if restarted:  # only the snapshot's one batch per producer is left
         log.roll()
-        log.flush()
+        log.writer.flush()
         log.delete_local(log.log_end_offset)
         log.close()
         log = open_log()
-    (again,) = log.append([batches(0)])
+    (again,) = log.writer.append([batches(0)])
     assert (again.base_offset, again.last_offset, again.duplicate) == (1, 2 * count, True)
-    (following,) = log.append([batches(2 * count)])
+    (following,) = log.writer.append([batches(2 * count)])
     assert (following.base_offset, following.duplicate) == (2 * count + 1, False)
 
 
@@ -182,8 +182,8 @@ def test_a_producer_in_a_transaction_does_not_expire(open_log, make_batch, clock
     log = open_log()
     fields = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
     batch = make_batch([b"v"], **fields, transactional=True)
-    log.append([Append(unchecked(batch))])
-    log.flush()
+    log.writer.append([Append(unchecked(batch))])
+    log.writer.flush()
     assert log.expire_producers(idle_ms=0) == 0
     assert log.offsets.last_stable_offset == 0
 
@@ -217,7 +217,7 @@ def test_an_invalid_marker_at_the_end_is_cut_with_its_index_entry(
     log = open_log(clean=False, config={"index.interval.bytes": 0})
     assert "control record" in log.recovery.truncate_reason
     append_values(log, b"1", b"2")
-    log.flush()
+    log.writer.flush()
     assert [record.value for record in records_of(log, 1)] == [b"1", b"2"]
     assert [segment.max_timestamp for segment in log.segments()] == [NOW_MS]
 

@@ -242,7 +242,7 @@ def test_statistics_of_a_sealed_segment_are_correct(open_log, append_values, rec
     for number in range(60):
         times = [NOW_MS - number, NOW_MS + number]
         append_values(log, b"a", b"b", timestamps=times)
-    log.flush()
+    log.writer.flush()
     views = log.segments()
     assert len(views) > 3
     for view in views:
@@ -261,7 +261,7 @@ def test_sealed_means_flushed(open_log, append_values):
     assert not any(view.sealed for view in log.segments())
     with pytest.raises(UnknownSegment, match="not flushed"):
         log.sealed.prepare_upload(0)
-    log.flush()
+    log.writer.flush()
     assert [view.sealed for view in log.segments()] == [True] * (len(log.segments()) - 1) + [False]
 
 
@@ -269,7 +269,7 @@ def test_the_files_of_a_sealed_segment_include_the_snapshot_at_its_end(open_log,
     log = open_log(config={"segment.bytes": 1024})
     for _ in range(20):
         append_values(log, b"v" * 100)
-    log.flush()
+    log.writer.flush()
     files = log.sealed.prepare_upload(0)
     following = log.segments()[1].base_offset
     assert files.last_offset == following - 1
@@ -304,7 +304,7 @@ def test_a_roll_on_a_full_disk_leaves_the_segment_unchanged(
         append_values(log, name.encode())
     assert log.roll()
     append_values(log, b"z")
-    log.flush()
+    log.writer.flush()
     assert [r.value for r in records_of(log)] == [b"a", b"open", b"truncate", b"rename", b"z"]
     assert log.close()
     log = open_log(clean=False, recovery_point=0)
@@ -316,7 +316,7 @@ def test_preallocated_space_is_freed_at_the_seal(open_log, append_values, record
     append_values(log, b"a")
     path = tmp_path / "t-0" / f"{0:020d}.log"
     assert path.stat().st_size == 100_000
-    log.flush()
+    log.writer.flush()
     log = open_log(config={"preallocate": True, "segment.bytes": 100_000}, clean=False)
     assert [r.value for r in records_of(log)] == [b"a"]
     log.roll()

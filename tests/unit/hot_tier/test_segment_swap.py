@@ -113,7 +113,7 @@ def test_a_nonblocking_read_does_not_wait_for_a_swap(open_log, append_values):
         append_values(log, b"v", keys=[b"k"])
     log.roll()
     append_values(log, b"v", keys=[b"k"])
-    log.flush()
+    log.writer.flush()
     assert at_once(log.read, 2, max_bytes=1) is not None
     found = []
 

@@ -1,4 +1,4 @@
-"""Several appends in one write.
+"""The writes of one log: several appends in one write, and flushes.
 
 * Each append is checked against the log as it will be after the ones before it: expected offset,
   producer sequences, the need to roll.
@@ -6,15 +6,23 @@
 * Memory changes only after the write. If the write fails, all its appends fail, and so does every
   outcome that depended on them: duplicates of them, and sequences or expected offsets that were
   rejected because of them.
+* When a flush returns, everything appended before is on the medium. Its order: bytes and indexes of
+  sealed segments, bytes of the active one, the folder's names; only then do the recovery point and
+  the high watermark advance. It waits for the disk outside the log's lock: appends, rolls and reads
+  continue, and are not part of it.
+* A failed sync is never retried: the kernel may have dropped the pages that it could not write and
+  report success the next time. The log goes offline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from tierlog.hot_tier.log_state import LogState
+from tierlog.hot_tier.active_segment import ActiveSegment
+from tierlog.hot_tier.log_state import Flushed, LogState
 from tierlog.hot_tier.producer_state import (
     Producer,
     ProducerBatch,
@@ -66,13 +74,91 @@ class AppendResult(NamedTuple):
 Outcome = AppendResult | TierlogError
 
 
-def append_all(state: LogState, appends: Sequence[Append]) -> list[Outcome]:
-    """Append in order; one outcome per append. Called under the log's lock."""
-    group = _Group(state)
-    for append in appends:
-        group.take(append)
-    group.write_appends()
-    return group.outcomes
+class _Target(NamedTuple):
+    flushed: Flushed
+    sealed: tuple[ActiveSegment, ...]
+    active: ActiveSegment
+    folder: bool
+
+
+class LogWriter:
+    """Appends to one log, and flushes it, one flush at a time. Thread-safe."""
+
+    def __init__(self, state: LogState) -> None:
+        self.state = state
+        self.on_high_watermark: list[Callable[[int], None]] = []
+        self._flush_lock = threading.Lock()
+
+    def append(self, appends: Sequence[Append]) -> list[Outcome]:
+        """Append in order with as few writes as possible; returns one outcome per append and raises
+        nothing.
+
+        Errors: OffsetMismatch, OutOfOrderSequence, ProducerFenced, InvalidRecord, DiskFull (nothing
+        was appended); LogOfflineError (the records may exist after a restart).
+        """
+        with self.state.lock:
+            try:
+                group = _Group(self.state)
+                for append in appends:
+                    group.take(append)
+                group.write_appends()
+            except Exception as bug:
+                self.state.go_offline(bug)
+                raise
+        return group.outcomes
+
+    def flush(self) -> int:
+        """Flush everything appended so far to the medium; returns the new high watermark.
+
+        Raises LogOfflineError, and keeps raising it after the first failure.
+        """
+        before = self.state.flushed.offset
+        with self._flush_lock:
+            target = self._target()
+            try:
+                self._sync(target)
+            except OSError as error:
+                with self.state.lock:
+                    raise self.state.go_offline(error) from error
+            high_watermark = self._advance(target)
+        if high_watermark != before:
+            for callback in tuple(self.on_high_watermark):
+                callback(high_watermark)
+        return high_watermark
+
+    def close(self) -> None:
+        """Close the log's files once a flush in progress no longer needs them."""
+        with self._flush_lock:
+            self.state.close()
+
+    def _target(self) -> _Target:
+        state = self.state
+        with state.lock:
+            state.check_online()
+            segment = state.active.segment
+            end = segment.end
+            flushed = Flushed(end.next_offset, segment.base_offset, end.size_bytes)
+            target = _Target(flushed, tuple(state.unflushed), state.active, state.folder_changed)
+            state.folder_changed = False
+            return target
+
+    def _sync(self, target: _Target) -> None:
+        for sealed in target.sealed:
+            sealed.sync_all()
+        if target.flushed.offset != self.state.flushed.offset:
+            target.active.sync_log()
+        if target.folder:
+            self.state.disk.sync_folder(self.state.folder)
+
+    def _advance(self, target: _Target) -> int:
+        state = self.state
+        with state.lock:
+            # Even if another failure took the log offline meanwhile, these bytes are durable.
+            state.flushed = target.flushed
+            state.unflushed = state.unflushed[len(target.sealed) :]
+        for sealed in target.sealed:
+            sealed.close()
+        return target.flushed.offset
 
 
 class _Group:
