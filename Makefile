@@ -26,7 +26,7 @@ help:
 	@echo "make check    format, lint, types, the directions between the rooms, known vulnerabilities"
 	@echo "make s3       a real S3 server on this machine, without Docker"
 	@echo "make bench    the figures"
-	@echo "make docs     the reference in docs/, out of the code's own tables"
+	@echo "make docs     the reference in docs/, out of the code's own tables, and the site, in build/html"
 	@echo "make clean    remove .venv and what tools left behind"
 
 setup: $(STAMP)
@@ -91,8 +91,13 @@ s3: setup
 bench: setup
 	$(BIN)/python -m bench $(BENCH)
 
-docs: setup
+docs: $(VENV)/.docs-done
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/site.py
+
+$(VENV)/.docs-done: pyproject.toml | setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
