@@ -22,10 +22,8 @@ from tierlog.api.console.record_text import (
     visible,
 )
 from tierlog.api.http.context import Context
-from tierlog.api.http.fetch import record_json
-from tierlog.api.http.fetch.large_records import LargeRecord
-from tierlog.api.http.fetch.positions import EARLIEST, KEYWORDS, LATEST, parse_position, resolve
-from tierlog.api.http.fetch.reading import read
+from tierlog.api.http.fetch.reading import EARLIEST, KEYWORDS, LATEST, parse_position, resolve
+from tierlog.api.http.fetch.record_pages import LargeRecord, read_page
 from tierlog.api.http.fetch.single import FetchQuery
 from tierlog.api.http.settings import MIB
 from tierlog.broker.partition import Fetched, Partition, Tier
@@ -97,7 +95,7 @@ async def _newest_page(context: Context, partition: Partition, *, limit: int) ->
 async def _page_at(
     context: Context, partition: Partition, offset: int, *, limit: int
 ) -> RecordPage:
-    fetched = await read(context, partition, offset, _PAGE)
+    fetched = await context.read_batches(partition, offset, _PAGE)
     async with context.decoding.for_page(MIB):
         page = await context.read(_page, partition, fetched, offset=offset, limit=limit)
     context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=len(page.lines))
@@ -157,7 +155,7 @@ class _Beginning(NamedTuple):
 
 
 def _page(partition: Partition, fetched: Fetched, *, offset: int, limit: int) -> RecordPage:
-    page = record_json.read_page(fetched, offset=offset, max_bytes=MIB, max_records=limit)
+    page = read_page(fetched, offset=offset, max_bytes=MIB, max_records=limit)
     local_start = partition.log.local_log_start_offset
     lines = [_large_line(page.large, local_start)] if page.large is not None else []
     lines += [

@@ -13,42 +13,61 @@ from __future__ import annotations
 import contextvars
 import sys
 import time
-from collections.abc import Callable
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Executor
 from functools import partial
-from typing import Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from tierlog.api.http.access.check import Access
 from tierlog.api.http.all_completed import AllCompleted
 from tierlog.api.http.decoding_memory import DecodingMemory
 from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.fetch.long_poll import WaitingRequests
 from tierlog.api.http.fetch.shared_pages import SharedPages
-from tierlog.api.http.fetch.watermarks import Watermarks
-from tierlog.api.http.immediate_handlers import ImmediateHandlers
 from tierlog.api.http.local_paths import path_shortener
 from tierlog.api.http.metrics import timings
 from tierlog.api.http.metrics.broker import BrokerMetrics
 from tierlog.api.http.metrics.registry import HttpMetrics
 from tierlog.api.http.problems import Problem, to_problem
 from tierlog.api.http.request.bodies import InflightBytes
+from tierlog.api.http.responses import AnyResponse
 from tierlog.api.http.settings import HttpSettings
 from tierlog.api.http.unsent_responses import UnsentResponses
 from tierlog.broker.broker import Broker
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition import Fetched, Partition
+from tierlog.broker.segment_listing import SegmentBytes
 from tierlog.host.threads import Threads
 from tierlog.host.waiting import Wait, WouldBlock
 
 P = ParamSpec("P")
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
+InTier = TypeVar("InTier", Fetched, SegmentBytes)
+InTier_co = TypeVar("InTier_co", Fetched, SegmentBytes, covariant=True)
 
 UNKNOWN_SIZE: Final = sys.maxsize  # of a compressed body: expanding it may take too long
 
 
-class ImmediateCall(Protocol[T_co]):
+class ImmediateCall(Protocol[InTier_co]):
     """A read that raises WouldBlock if it would wait and may not."""
 
-    def __call__(self, *, wait: Wait) -> T_co: ...
+    def __call__(self, *, wait: Wait) -> InTier_co: ...
+
+
+class ReadQuery(Protocol):
+    """How much a query reads. With `committed` it reads up to the last stable offset."""
+
+    @property
+    def max_bytes(self) -> int: ...
+    @property
+    def committed(self) -> bool: ...
+
+
+class Begun(NamedTuple):
+    """What a handler returned, or the rest of it, to be awaited in a task."""
+
+    response: AnyResponse | None
+    rest: Awaitable[AnyResponse] | None
 
 
 class Context:
@@ -56,7 +75,7 @@ class Context:
         self.broker, self.settings = broker, settings
         self.shorten_paths = path_shortener(broker.settings.data_dir)
         self.metrics = HttpMetrics()
-        self.watermarks = Watermarks()
+        self.waiting = WaitingRequests()
         self.pages = SharedPages(self.metrics.shared_pages)
         self.inflight = InflightBytes(settings.inflight_max_bytes)
         self.decoding = DecodingMemory(settings.decoding_max_bytes)
@@ -68,8 +87,6 @@ class Context:
         self._cold_writers = self._pool("http-cold-write", settings.write_threads)
         self._parsers = self._pool("http-parse", settings.parse_threads)
         self.access = Access(settings, self._parsers)
-        self._waiting: set[Callable[[], None]] = set()
-        self.is_stopping = False
         self.immediate = ImmediateHandlers()
         self._register_metrics()
 
@@ -80,7 +97,7 @@ class Context:
     def _register_metrics(self) -> None:
         metrics = self.metrics
         metrics.register(BrokerMetrics(self.broker))
-        metrics.sample("tierlog_http_waiting_requests", lambda: len(self._waiting))
+        metrics.sample("tierlog_http_waiting_requests", lambda: self.waiting.count)
         metrics.sample("tierlog_http_inflight_bytes", lambda: self.inflight.held)
         metrics.sample("tierlog_http_unsent_memory_bytes", lambda: self.unsent.held.memory_bytes)
         metrics.sample("tierlog_http_unsent_disk_bytes", lambda: self.unsent.held.disk_bytes)
@@ -94,16 +111,25 @@ class Context:
         """Run a call that may wait for the bucket."""
         return await self._timed(self._cold_readers, partial(call, *args, **kwargs))
 
-    async def read_partition(self, partition: Partition, offset: int, call: ImmediateCall[T]) -> T:
-        """Make the call here if it need not wait, otherwise in a thread of the tier that holds
-        this offset.
+    async def read_batches(self, partition: Partition, offset: int, query: ReadQuery) -> Fetched:
+        """Read the partition's batches from `offset` on."""
+        call = partial(partition.read, offset, max_bytes=query.max_bytes, committed=query.committed)
+        return await self.read_partition(partition, offset, call)
+
+    async def read_partition(
+        self, partition: Partition, offset: int, call: ImmediateCall[InTier]
+    ) -> InTier:
+        """Make the call here if everything is in memory, otherwise in a thread of the tier that
+        holds this offset.
         """
+        began_s = time.perf_counter()
         try:
-            return call(wait=Wait.NEVER)
+            found = call(wait=Wait.NEVER)
         except WouldBlock:
-            return await self.run(
-                self.threads_for(partition, offset), partial(call, wait=Wait.WAIT)
-            )
+            threads = self.threads_for(partition, offset)
+            found = await self.run(threads, partial(call, wait=Wait.WAIT))
+        timings.record("broker" if found.tier == "hot" else "store", began_s)
+        return found
 
     async def read_at(self, partition: Partition, offset: int, call: Callable[[], T]) -> T:
         """Run a call that may wait for the tier that holds this offset."""
@@ -160,21 +186,54 @@ class Context:
             shorten=self.shorten_paths,
         )
 
-    def add_waiting(self, cancel: Callable[[], None]) -> None:
-        """`cancel` is called when the server stops; immediately if it is stopping already."""
-        self._waiting.add(cancel)
-        if self.is_stopping:
-            cancel()
-
-    def remove_waiting(self, cancel: Callable[[], None]) -> None:
-        self._waiting.discard(cancel)
-
-    def stop_waiting(self) -> None:
-        """Have every long poll respond with what it has, and end every tail."""
-        self.is_stopping = True
-        for cancel in list(self._waiting):
-            cancel()
-
     def close(self) -> None:
         for pool in self._pools:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+class ImmediateHandlers:
+    """Begins a handler in the parser's callback: if it need not wait, no task is made for it.
+
+    A handler is written once. Before it waits it calls `until_task`, and goes on from there in the
+    request's task, which has the request's context, and from which the client's disconnect is seen.
+    """
+
+    def __init__(self) -> None:
+        self._has_no_task = False  # while a handler is begun nothing else runs on the event loop
+
+    def begin(self, handler: Coroutine[Any, Any, AnyResponse]) -> Begun:
+        self._has_no_task = True
+        try:
+            awaited = handler.send(None)
+        except StopIteration as done:
+            return Begun(done.value, None)
+        finally:
+            self._has_no_task = False
+        return Begun(None, _resumed(handler, awaited))
+
+    async def until_task(self) -> None:
+        """Go on in the request's task; call before a wait."""
+        if self._has_no_task:
+            await _NextIteration()
+
+
+class _NextIteration:
+    def __await__(self) -> Generator[None, None, None]:
+        yield  # a task that is given nothing goes on in the next iteration of the loop
+
+
+@types.coroutine
+def _resumed(coroutine: Coroutine[Any, Any, T], awaited: Any) -> Generator[Any, Any, T]:
+    """The rest of a coroutine that waits for `awaited`: `await` begins only new ones."""
+    while True:
+        try:
+            sent = yield awaited
+        except BaseException as error:  # noqa: BLE001  it is the coroutine's
+            resume = partial(coroutine.throw, error)
+        else:
+            resume = partial(coroutine.send, sent)
+        try:
+            awaited = resume()
+        except StopIteration as done:
+            result: T = done.value
+            return result

@@ -206,7 +206,7 @@ class TierlogApp(FastAPI):
         except ClientDisconnected:
             raise
         except asyncio.CancelledError:
-            if not self.context.is_stopping:
+            if not self.context.waiting.is_stopping:
                 raise
             late = AbortedByShutdown("the broker shut down before this request had finished")
             return self._problem(exchange, call, late)

@@ -145,7 +145,7 @@ class _Server(uvicorn.Server):
         if self._signal is not None:
             log.info("stopping", signal=signal.Signals(self._signal).name)
         self._service.is_stopping = True  # for sockets accepted but not yet connections
-        self._context.stop_waiting()  # ends every tail whose client reads
+        self._context.waiting.stop()  # ends every tail whose client reads
         timeout_s = self.config.timeout_graceful_shutdown
         assert timeout_s is not None, "set by `configured_server`"
         loop = asyncio.get_running_loop()

@@ -13,7 +13,7 @@ from random import Random
 from typing import NamedTuple
 
 from tests.fakes.at_once import at_once
-from tierlog.api.http.fetch.record_json import is_aborted
+from tierlog.api.http.fetch.record_pages import is_aborted
 from tierlog.broker.partition import Fetched, Partition
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.record_format.batch import iter_headers

@@ -17,7 +17,7 @@ from tierlog.api.http.control_routes import (
     body_as,
     query_as,
 )
-from tierlog.api.http.fetch.positions import find_time, parse_timestamp
+from tierlog.api.http.fetch.reading import find_time, parse_timestamp
 from tierlog.api.http.schemas import (
     EpochState,
     GapState,
@@ -156,5 +156,5 @@ async def trim(
     log_start = await context.write_cold(
         context.broker.trim, topic, partition.number, body.before_offset
     )
-    context.watermarks.wake_all(partition)  # a long poll may be waiting at a trimmed offset
+    context.waiting.wake_all(partition)  # a long poll may be waiting at a trimmed offset
     return JsonResponse(Trimmed(log_start))

@@ -105,7 +105,7 @@ async def alter_topic(
 def _wake_tails(context: Context, name: str) -> None:
     """Wake the tails of the topic, so that they include its new partitions."""
     for partition in list(context.broker.topic(name).partitions.values()):
-        context.watermarks.wake_all(partition)
+        context.waiting.wake_all(partition)
 
 
 def _check_keeps_offsets(body: AlterTopic) -> None:

@@ -1,7 +1,6 @@
 """Reading records. Read `single` first, the fetch from one partition.
 
-`positions` resolves where a reader starts, `reading` reads the log, `long_poll` waits on
-`watermarks`, `record_json` encodes records as text, and `shared_pages` does so once for all readers
-at the end of a log. `many` fetches from many partitions, `tail` streams, and `segments` serves a
-segment's bytes.
+`reading` has what all readers share, `long_poll` waits, `record_pages` chooses records and
+`record_json` encodes them as text, which `shared_pages` does once for all readers at the end of a
+log. `many` fetches from many partitions, `tail` streams, and `segments` serves a segment's bytes.
 """

@@ -1,18 +1,22 @@
 """Waits until the high watermark advances, the deadline passes, or the client disconnects.
 
-Without a thread or polling: a waiting request is an entry in `watermarks` for each partition, a
-timer, and a task that waits for the disconnect. Entries stay from one wait to the next: a topic's
-tail has many, and each record wakes few.
+* Without a thread or polling: a waiting request is an entry for each partition, a timer, and a task
+  that waits for the disconnect. Entries stay from one wait to the next: a topic's tail has many,
+  and each record wakes few.
+* A partition has one callback, however many requests wait for its high watermark. The thread that
+  flushes makes one call to the event loop, not one per waiting client: producers do not pay for the
+  number of readers.
+* Used on the event loop only, except for the callback that is registered with a partition.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
-from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
 from tierlog.broker.partition import Partition
 
@@ -25,16 +29,16 @@ class AwaitedOffset(NamedTuple):
 
 
 class LongPoll:
-    """The wait of one request, at most `wait_ms`. A context manager; used on the event loop."""
+    """The wait of one request in its task, at most `wait_ms`. A context manager."""
 
-    def __init__(self, context: Context, exchange: Exchange, *, wait_ms: int) -> None:
+    def __init__(self, waiting: WaitingRequests, exchange: Exchange, *, wait_ms: int) -> None:
         self._loop = asyncio.get_running_loop()
-        self._context, self._exchange = context, exchange
+        self._waiting, self._exchange = waiting, exchange
         self._deadline = self._loop.time() + wait_ms / 1000
         self._over = wait_ms <= 0
         self.cancelled = False  # the client has disconnected, or the server is stopping
         self._woken = asyncio.Event()
-        self._cancels: dict[Partition, Callable[[], None]] = {}  # of the entries in `watermarks`
+        self._cancels: dict[Partition, Callable[[], None]] = {}  # of the entries in `waiting`
         self._advanced: set[Partition] = set()  # those whose entries have ended
         self._watch: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -48,13 +52,12 @@ class LongPoll:
         """Keep `cancelled` up to date from now on, even while nothing waits."""
         if self._watch is None:
             self._watch = self._loop.create_task(self._cancel_on_disconnect())
-            self._context.add_waiting(self.cancel)
+            self._waiting.add(self.cancel)
 
     async def wait(self, awaited: Iterable[AwaitedOffset]) -> None:
         """Return when one of the high watermarks is above its offset, or when `over`. It may return
         early for a partition that was awaited before, at a lower offset.
         """
-        await self._context.immediate.until_task()
         self.listen()
         if self._timer is None:
             self._timer = self._loop.call_at(self._deadline, self._end)
@@ -64,7 +67,7 @@ class LongPoll:
         self._woken.clear()
         for partition, offset in awaited:
             if partition not in self._cancels:
-                self._cancels[partition] = self._context.watermarks.wait_beyond(
+                self._cancels[partition] = self._waiting.wait_beyond(
                     partition, offset, partial(self._wake, partition)
                 )
         if not self._over:
@@ -98,7 +101,7 @@ class LongPoll:
     def close(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
-            self._context.remove_waiting(self.cancel)
+            self._waiting.discard(self.cancel)
         if self._timer is not None:
             self._timer.cancel()
         for cancel in self._cancels.values():
@@ -109,3 +112,128 @@ class LongPoll:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+Wake = Callable[[], object]
+
+
+class WaitingRequests:
+    """All long polls and tails of this process, and what they wait for, by partition."""
+
+    def __init__(self) -> None:
+        self._partitions: dict[Partition, _Waiting] = {}
+        self._cancels: set[Callable[[], None]] = set()
+        self.is_stopping = False  # the server is
+
+    @property
+    def count(self) -> int:
+        return len(self._cancels)
+
+    def add(self, cancel: Callable[[], None]) -> None:
+        """`cancel` is called when the server stops; immediately if it is stopping already."""
+        self._cancels.add(cancel)
+        if self.is_stopping:
+            cancel()
+
+    def discard(self, cancel: Callable[[], None]) -> None:
+        self._cancels.discard(cancel)
+
+    def stop(self) -> None:
+        """Have every long poll respond with what it has, and end every tail."""
+        self.is_stopping = True
+        for cancel in list(self._cancels):
+            cancel()
+
+    def wait_beyond(self, partition: Partition, offset: int, wake: Wake) -> Callable[[], None]:
+        """Call `wake` once, when the high watermark is above `offset` or the partition has been
+        closed for good; immediately if that is already so.
+
+        Returns a function that cancels the wait; it may be called at any time and more than once.
+        """
+        waiting = self._partitions.get(partition)
+        if waiting is None:
+            waiting = self._partitions[partition] = _Waiting(partition)
+        number = waiting.add(offset, wake)
+
+        def cancel() -> None:
+            if waiting.remove(number) and self._partitions.get(partition) is waiting:
+                del self._partitions[partition]
+
+        return cancel
+
+    def wake_all(self, partition: Partition) -> None:
+        """Wake all requests that wait for `partition`: it changed in another way."""
+        waiting = self._partitions.get(partition)
+        if waiting is not None:
+            waiting.wake_all()
+
+
+class _Waiting:
+    """The requests that wait for one partition."""
+
+    __slots__ = ("_cancel", "_generation", "_loop", "_lowest", "_numbers", "_partition", "_waiters")
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition, self._loop = partition, asyncio.get_running_loop()
+        self._waiters: dict[int, tuple[int, Wake]] = {}
+        self._numbers = itertools.count()
+        self._cancel: Callable[[], object] | None = None
+        self._lowest = 0  # the offset that the callback is registered for
+        self._generation = 0  # of the callback
+
+    def add(self, offset: int, wake: Wake) -> int:
+        number = next(self._numbers)
+        if offset < self._partition.log.high_watermark or self._partition.is_defunct:
+            wake()
+            return number
+        self._waiters[number] = (offset, wake)
+        if self._cancel is None or offset < self._lowest:
+            self._register(offset)
+        return number
+
+    def remove(self, number: int) -> bool:
+        """Remove a waiter. Returns whether none is left."""
+        self._waiters.pop(number, None)
+        if self._waiters:
+            return False
+        self._unregister()
+        return True
+
+    def wake_all(self) -> None:
+        self._unregister()
+        wakes = [wake for _, wake in self._waiters.values()]
+        self._waiters.clear()
+        for wake in wakes:
+            wake()
+
+    def _register(self, offset: int) -> None:
+        self._unregister()
+        self._generation += 1
+        generation, self._lowest = self._generation, offset
+
+        def callback() -> None:
+            try:
+                self._loop.call_soon_threadsafe(self._wake, generation)
+            except RuntimeError:  # the loop is closed: the server has stopped
+                assert self._loop.is_closed()
+
+        self._cancel = self._partition.wait_beyond(offset, callback)
+
+    def _unregister(self) -> None:
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
+
+    def _wake(self, generation: int) -> None:
+        if generation != self._generation or self._cancel is None:
+            return  # an earlier callback, which was already running when it was cancelled
+        self._cancel = None
+        high_watermark, is_defunct = self._partition.log.high_watermark, self._partition.is_defunct
+        due = [
+            n for n, (offset, _) in self._waiters.items() if is_defunct or offset < high_watermark
+        ]
+        wakes = [self._waiters.pop(number)[1] for number in due]
+        if self._waiters:
+            self._register(min(offset for offset, _ in self._waiters.values()))
+        for wake in wakes:
+            wake()

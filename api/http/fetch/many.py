@@ -23,28 +23,25 @@ from tierlog.api.http.access.scopes import Grant
 from tierlog.api.http.context import Context
 from tierlog.api.http.control_requests import json_body
 from tierlog.api.http.exchange import Exchange
-from tierlog.api.http.fetch import record_json
-from tierlog.api.http.fetch.large_records import Encoding
+from tierlog.api.http.fetch import record_json, record_pages
 from tierlog.api.http.fetch.long_poll import AwaitedOffset, LongPoll
-from tierlog.api.http.fetch.positions import (
-    EARLIEST,
-    Position,
-    check_within,
-    nothing_at,
-    parse_position,
-    resolve,
-)
 from tierlog.api.http.fetch.reading import (
+    EARLIEST,
     Isolation,
     MaxBytes,
     MinBytes,
+    Position,
     WaitMs,
+    check_within,
     compute_text,
     is_still_at_end,
+    nothing_at,
+    parse_position,
+    resolve,
     text_response,
     work_bytes,
 )
-from tierlog.api.http.fetch.record_json import PageText, Part
+from tierlog.api.http.fetch.record_json import Encoding, PageText, Part
 from tierlog.api.http.fetch.single import FetchQuery, json_object, read_again
 from tierlog.api.http.responses import JSON, NO_STORE, AnyResponse
 from tierlog.api.http.settings import MIB
@@ -99,7 +96,7 @@ class RecordBudget:
     """How much the response may still hold, after the partitions before."""
 
     def __init__(self, size_bytes: int) -> None:
-        self._bytes, self._records = size_bytes, record_json.PAGE_RECORDS
+        self._bytes, self._records = size_bytes, record_pages.PAGE_RECORDS
         self._text = record_json.TEXT_BYTES
 
     def write_page(
@@ -107,7 +104,7 @@ class RecordBudget:
     ) -> PageText:
         if min(self._bytes, self._records, self._text) <= 0:
             return PageText((), fetch.offset, 0)
-        page = record_json.read_page(
+        page = record_pages.read_page(
             fetched,
             offset=fetch.offset,
             max_bytes=min(fetch.page_bytes, self._bytes),
@@ -123,7 +120,7 @@ class RecordBudget:
 
 async def fetch_many(context: Context, exchange: Exchange) -> AnyResponse:
     request = await json_body(context, exchange, FetchMany)
-    request.max_bytes = min(request.max_bytes, record_json.PAGE_BYTES)
+    request.max_bytes = min(request.max_bytes, record_pages.PAGE_BYTES)
     positions = [
         parse_position(wanted.offset, UNSET, default=EARLIEST, within=f"partitions[{index}]")
         for index, wanted in enumerate(request.partitions)
@@ -132,7 +129,7 @@ async def fetch_many(context: Context, exchange: Exchange) -> AnyResponse:
         await _resolve(context, exchange.grant, wanted, position, request)
         for wanted, position in zip(request.partitions, positions, strict=True)
     ]
-    with LongPoll(context, exchange, wait_ms=request.wait_ms) as poll:
+    with LongPoll(context.waiting, exchange, wait_ms=request.wait_ms) as poll:
         fetches = await _read_all(context, fetches, request)
         while not poll.over and not _is_enough(fetches, request):
             await poll.wait(_awaited_offsets(fetches))

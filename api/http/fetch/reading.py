@@ -1,4 +1,7 @@
-"""Reads a partition for a call, with the limits that all reading calls share."""
+"""What the calls that read have in common: where a read starts, its limits, how its text is sent.
+
+A position is `offset` (a number or a keyword) or `timestamp`, resolved to an offset.
+"""
 
 from __future__ import annotations
 
@@ -6,50 +9,130 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Annotated, Final, Literal, Protocol, TypeVar, cast
+from typing import Annotated, Final, Literal, NamedTuple, TypeVar, cast
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
+from tierlog.api.http import strict_json
 from tierlog.api.http.context import UNKNOWN_SIZE, Context
-from tierlog.api.http.fetch.large_records import LargeText
-from tierlog.api.http.fetch.record_json import Part
+from tierlog.api.http.fetch.record_json import LargeText, Part
 from tierlog.api.http.metrics import timings
 from tierlog.api.http.problems import HeaderList
+from tierlog.api.http.request.times import parse_time
 from tierlog.api.http.responses import AnyResponse, Response, StreamResponse
-from tierlog.api.http.settings import MAX_FETCH_BYTES, MAX_WAIT_MS
+from tierlog.api.http.settings import MAX_FETCH_BYTES, MAX_OFFSET, MAX_WAIT_MS
 from tierlog.broker.partition import Fetched, Partition, Tier
 from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.hot_tier.log_state import Offsets
 
 T = TypeVar("T")
-
 Isolation = Literal["read_uncommitted", "read_committed"]
 MaxBytes = Annotated[int, Meta(ge=1, le=MAX_FETCH_BYTES)]
 MinBytes = Annotated[int, Meta(ge=0, le=MAX_FETCH_BYTES)]
 WaitMs = Annotated[int, Meta(ge=0, le=MAX_WAIT_MS)]
 _RECORD_BYTES: Final = 100  # a smaller record is as much work to encode
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+EARLIEST_LOCAL: Final = "earliest-local"
+KEYWORDS: Final = (EARLIEST, LATEST, EARLIEST_LOCAL)
 
 
-class ReadQuery(Protocol):
-    """How much a query reads. With `committed` it reads up to the last stable offset."""
+class Position(NamedTuple):
+    """Exactly one of a keyword, an offset, or a time."""
 
-    @property
-    def max_bytes(self) -> int: ...
-    @property
-    def committed(self) -> bool: ...
+    keyword: str = ""
+    offset: int = -1
+    timestamp: int = -1
 
 
-async def read(context: Context, partition: Partition, offset: int, query: ReadQuery) -> Fetched:
-    """Read on the event loop if everything is in memory, otherwise in a thread of the tier."""
-    began_s = time.perf_counter()
-    max_bytes, committed = query.max_bytes, query.committed
+def parse_position(
+    offset: str | int | UnsetType, timestamp: str | UnsetType, *, default: str, within: str = ""
+) -> Position:
+    """Raises InvalidRequest. `within` is the path of the two members in a body."""
+    if timestamp is not UNSET:
+        if offset is not UNSET:
+            strict_json.refuse_field(
+                strict_json.join(within, "timestamp"), "give offset or timestamp, not both"
+            )
+        assert isinstance(timestamp, str)
+        return Position(
+            timestamp=parse_timestamp(timestamp, loc=strict_json.join(within, "timestamp"))
+        )
+    if offset is UNSET:
+        return Position(keyword=default)
+    text = str(offset)
+    if text in KEYWORDS:
+        return Position(keyword=text)
+    value = strict_json.parse_natural(text)  # segment files have 20 digits
+    if value is None or value > MAX_OFFSET:
+        strict_json.refuse_field(
+            strict_json.join(within, "offset"),
+            f"expected a non-negative offset or one of {', '.join(KEYWORDS)}, not {text[:64]!r}",
+        )
+    return Position(offset=value)
+
+
+def parse_timestamp(text: str, *, loc: str) -> int:
     try:
-        fetched = partition.read(offset, max_bytes=max_bytes, committed=committed, wait=Wait.NEVER)
-    except WouldBlock:
-        call = partial(partition.read, offset, max_bytes=max_bytes, committed=committed)
-        fetched = await context.run(context.threads_for(partition, offset), call)
-    timings.record("broker" if fetched.tier == "hot" else "store", began_s)
-    return fetched
+        return parse_time(text)
+    except ValueError as error:
+        strict_json.refuse_field(loc, str(error))
+
+
+async def resolve(
+    context: Context, partition: Partition, position: Position, *, committed: bool
+) -> int:
+    """The offset to read from. A time after the last record resolves to the end of the log."""
+    if position.offset >= 0:
+        return position.offset
+    now = partition.offsets()  # before the lookup: records appended during it are not skipped
+    if position.timestamp >= 0:
+        found = await find_time(context, partition, position.timestamp)
+        if found is not None:
+            return found[0]
+    if position.keyword == EARLIEST:
+        return now.log_start_offset
+    if position.keyword == EARLIEST_LOCAL:
+        return max(now.local_log_start_offset, now.log_start_offset)
+    return end_of(now, committed=committed)
+
+
+async def find_time(
+    context: Context, partition: Partition, timestamp: int
+) -> tuple[int, int] | None:
+    """`Partition.offset_for_timestamp` in a thread of the tier in which the log begins."""
+    look = partial(partition.offset_for_timestamp, timestamp)
+    return await context.read_at(partition, partition.offsets().log_start_offset, look)
+
+
+def end_of(offsets: Offsets, *, committed: bool) -> int:
+    return offsets.last_stable_offset if committed else offsets.high_watermark
+
+
+def check_within(partition: Partition, offset: int) -> None:
+    """Raise OffsetTrimmed or OffsetPastEnd without reading.
+
+    FencedError comes first: this broker does not know the end of a partition that was taken over.
+    """
+    partition.check_leadership()
+    now = partition.offsets()
+    if now.log_start_offset <= offset <= now.high_watermark:
+        return
+    bounds = f"[{now.log_start_offset}, {now.high_watermark}]"
+    error = now.trimmed if offset < now.log_start_offset else now.past_end
+    raise error(f"offset {offset} of {partition} is outside the log, {bounds}")
+
+
+def nothing_at(offset: int, now: Offsets, *, committed: bool) -> Fetched:
+    """A read of no records, which the next one continues at `offset`."""
+    return Fetched(
+        slices=(),
+        next_offset=offset,
+        end_offset=end_of(now, committed=committed),
+        log_start_offset=now.log_start_offset,
+        high_watermark=now.high_watermark,
+        tier="hot" if offset >= now.local_log_start_offset else "cold",
+    )
 
 
 def is_still_at_end(partition: Partition, offset: int, *, high_watermark: int) -> bool:

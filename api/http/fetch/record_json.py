@@ -1,68 +1,41 @@
 """Encodes records as JSON: for fetch responses, NDJSON lines and server-sent events.
 
-Rules:
-
-* A page holds at least one record if there is one, and ends at the first limit it reaches;
-  `next_offset` is where the next page begins. Its size is bounded even if a compressed batch
-  expands a thousandfold, or if records are nearly empty.
-* Control batches, aborted batches and records below the given offset are left out.
-* A batch's checksum is verified before it is decoded.
 * Records are processed by column; msgspec creates and encodes one struct per record. It holds the
   interpreter meanwhile, so it is given a part of a large batch at a time.
-* Escaping makes text up to six times as large: the text is limited too, and a record that would be
-  too large for a page comes alone, as a `LargeText`.
+* Escaping makes text up to six times as large: the text is limited too.
+* The text of a large record is made as it is sent. Key, value and headers follow each other in the
+  JSON as they do in the batch: the records are expanded once, from the start of the batch, and only
+  a piece of them is in memory. Only whether a large field is UTF-8 has to be known before its first
+  byte: it is found in a second pass.
+* With `json` a large value is decoded whole, once, to see whether it is JSON; `memory_bytes` says
+  so.
 """
 
 from __future__ import annotations
 
+import binascii
+import codecs
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, repeat
-from typing import Final, NamedTuple
+from itertools import repeat
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from tierlog.api.http.fetch.large_records import (
-    LARGE_RECORD_BYTES,
-    Encoding,
-    LargeRecord,
-    LargeText,
-    large_record,
-    pread_of,
-)
-from tierlog.broker.partition import Fetched
-from tierlog.host.file_slice import FileSlice
-from tierlog.host.waiting import Wait
-from tierlog.record_format import codecs
-from tierlog.record_format.batch import (
-    HEADER_SIZE,
-    BatchHeader,
-    check_crc,
-    check_crc_in_pieces,
-    parse_header,
-)
-from tierlog.record_format.batch_runs import headers_in_order
-from tierlog.record_format.codecs import DecompressedTooLarge
-from tierlog.record_format.decode import Columns, Record, decode_columns
-from tierlog.record_format.errors import CorruptBatch
-from tierlog.record_format.index_layouts import AbortedTxn
-from tierlog.record_format.record_stream import RecordStream, stream_bytes
+from tierlog.api.http.fetch.record_pages import LargeRecord, Page, chunks_of
+from tierlog.record_format.decode import Columns
+from tierlog.record_format.record_stream import PIECE_BYTES, RecordStream
 
 Shown = str | Raw | None | UnsetType
 Bytes64 = bytes | UnsetType
-
-PAGE_BYTES: Final = 16 << 20  # of records
 TEXT_BYTES: Final = 32 << 20
-CHUNK_BYTES: Final = 256 << 10  # encoded in one call
-# A larger batch is read record by record: decoded at once it would take too much memory.
-BATCH_BYTES: Final = 32 << 20
-BATCH_RECORDS: Final = 250_000
-# The least overhead of a record in a batch: with it, a page is never smaller than the uncompressed
-# batches that were read for it.
-RECORD_BYTES: Final = 7
-PAGE_RECORDS: Final = 100_000  # as text, each takes some hundred bytes of memory
 _LINE_BREAKS: Final = b"\r\n"
 _CR, _LF = _LINE_BREAKS  # as integers: `b"x" in …` costs an exception
+_ENCODER: Final = msgspec.json.Encoder()
+_ANY: Final = msgspec.json.Decoder(Raw)
+_NO_HEADERS: Final[list[HeaderOut]] = []
+Encoding = Literal["utf8", "json", "base64"]
+_JSON_STARTS: Final = b'{["-0123456789tfn \t\r\n'
 
 
 class HeaderOut(msgspec.Struct):
@@ -96,23 +69,65 @@ class RecordLine(msgspec.Struct):
     headers: list[HeaderOut]
 
 
-class Page(NamedTuple):
-    """Records by batch with the size of each batch, or one `large` record; the offset after them,
-    and their size as `max_bytes` counts it.
-    """
+class LargeText(NamedTuple):
+    """A large record as JSON; on one line and with its partition if there is one."""
 
-    batches: list[Columns]
-    sizes: list[int]
-    next_offset: int
-    large: LargeRecord | None = None
+    record: LargeRecord
+    encoding: Encoding
+    partition: int | None = None
 
     @property
-    def record_count(self) -> int:
-        return sum(len(columns.offsets) for columns in self.batches) + (self.large is not None)
+    def memory_bytes(self) -> int:
+        whole = self.record.head.size_bytes if self.encoding == "json" else 0
+        return self.record.memory_bytes + 16 * PIECE_BYTES + whole
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(self.sizes) if self.large is None else self.large.head.size_bytes
+    def pieces(self) -> Iterator[bytes]:
+        """The text; each piece has some hundred KiB. Reads the file, so it may block."""
+        return _in_pieces(self._written())
+
+    def _written(self) -> Iterator[bytes]:
+        head = self.record.head
+        first = b"{" if self.partition is None else b'{"partition":%d,' % self.partition
+        yield first + b'"offset":%d,"timestamp":%d,' % (head.offset, head.timestamp)
+        stream = self.record.stream(head.position)
+        yield from self._field(stream, b"key", stream.read_size())
+        yield b","
+        yield from self._field(stream, b"value", stream.read_size(), is_value=True)
+        yield b',"headers":['
+        for number in range(stream.read_size()):
+            yield b',{"name":' if number else b'{"name":'
+            yield from _text_in_pieces(stream.take(stream.read_size()), errors="replace")
+            yield b","
+            yield from self._field(stream, b"value", stream.read_size())
+            yield b"}"
+        yield b"]}"
+
+    def _field(
+        self, stream: RecordStream, name: bytes, size_bytes: int, *, is_value: bool = False
+    ) -> Iterator[bytes]:
+        if size_bytes < 0:
+            yield b'"%b%b":null' % (name, b"_base64" if self.encoding == "base64" else b"")
+            return
+        small = size_bytes <= PIECE_BYTES
+        data = b"".join(stream.take(size_bytes)) if small else b""
+        start = stream.position
+
+        def field() -> Iterable[bytes]:
+            """Its bytes, as often as asked."""
+            return (data,) if small else self.record.stream(start).take(size_bytes)
+
+        source = (data,) if small else stream.take(size_bytes)
+        if self.encoding == "base64" or not _is_text(field()):
+            yield b'"%b_base64":' % name
+            yield from _base64(source)
+            return
+        yield b'"%b":' % name
+        if is_value and self.encoding == "json" and _is_json(field):
+            one_line = self.partition is not None
+            for piece in source:
+                yield piece.translate(None, _LINE_BREAKS) if one_line else piece
+        else:
+            yield from _text_in_pieces(source)
 
 
 Part = bytes | LargeText
@@ -130,156 +145,9 @@ class PageText(NamedTuple):
         return size_of(self.parts)
 
 
-class _Decoded(NamedTuple):
-    """The first records of a batch."""
-
-    columns: Columns
-    piece: FileSlice
-    header: BatchHeader  # with the position in the file
-
-
-_ENCODER: Final = msgspec.json.Encoder()
-_ANY: Final = msgspec.json.Decoder(Raw)
-_NO_HEADERS: Final[list[HeaderOut]] = []
-
-
 def size_of(parts: Iterable[Part]) -> int:
     return sum(
         len(part) if isinstance(part, bytes) else part.record.head.size_bytes for part in parts
-    )
-
-
-def read_page(
-    fetched: Fetched,
-    *,
-    offset: int,
-    max_bytes: int,
-    max_records: int = PAGE_RECORDS,
-    wait: Wait = Wait.WAIT,
-) -> Page:
-    """Decode the records from `offset` on. Reads files, so it may block.
-
-    `max_bytes` counts keys, values and headers, and RECORD_BYTES per record; above PAGE_BYTES it
-    has no effect, and neither has `max_records` above PAGE_RECORDS. A corrupt batch ends the page
-    before it; if it is the first, raises CorruptBatch. Who never waits gets WouldBlock for what is
-    not in memory or compressed, which is an unknown amount of work.
-    """
-    left_bytes, left = min(max_bytes, PAGE_BYTES), min(max_records, PAGE_RECORDS)
-    page = Page([], [], max(fetched.next_offset, offset))
-    try:
-        for found in _visible_records(fetched, offset, left + 1, wait):
-            if isinstance(found, LargeRecord):
-                return _ended_at(page, found)
-            columns = found.columns
-            count, size, large = _fitting(columns, left_bytes, left, is_first=not page.batches)
-            if large and not page.batches:
-                at = columns.offsets[0]
-                return _ended_at(page, large_record(found.piece.file, found.header, at))
-            if count:
-                page.batches.append(_part(columns, 0, count))
-                page.sizes.append(size)
-            left, left_bytes = left - count, left_bytes - size
-            if count < len(columns.offsets):
-                return page._replace(next_offset=columns.offsets[count])
-    except CorruptBatch:
-        if not page.batches:
-            raise
-        return page._replace(next_offset=page.batches[-1].offsets[-1] + 1)
-    return page
-
-
-def _ended_at(page: Page, large: LargeRecord) -> Page:
-    """The page before a large record, or that record."""
-    if page.batches:
-        return page._replace(next_offset=large.head.offset)
-    return page._replace(next_offset=large.head.offset + 1, large=large)
-
-
-def _visible_records(
-    fetched: Fetched, offset: int, max_records: int, wait: Wait
-) -> Iterator[_Decoded | LargeRecord]:
-    """The records from `offset` on of each visible batch, at most `max_records` of each. Raises
-    CorruptBatch, WouldBlock.
-    """
-    for piece in fetched.slices:
-        if piece.size_bytes > BATCH_BYTES:  # it is a single batch: a fetch has at least one
-            yield from _large_batch(fetched, piece, offset, max_records, wait)
-            continue
-        data = piece.read(wait)
-        for header in _batches(data, piece, offset, fetched.next_offset):
-            if not _is_visible(fetched, header, offset):
-                continue
-            if header.codec != codecs.NONE:
-                wait.before("a batch is decompressed")
-            in_file = header.at(piece.position + header.position)
-            try:
-                columns = _decode(data, header, piece, offset, max_records)
-            except DecompressedTooLarge:
-                yield from _streamed(piece, in_file, offset, max_records)
-            else:
-                yield _Decoded(columns, piece, in_file)
-
-
-def _is_visible(fetched: Fetched, header: BatchHeader, offset: int) -> bool:
-    return not (
-        header.last_offset < offset or header.is_control or is_aborted(header, fetched.aborted)
-    )
-
-
-def _large_batch(
-    fetched: Fetched, piece: FileSlice, offset: int, max_records: int, wait: Wait
-) -> Iterator[_Decoded | LargeRecord]:
-    wait.before("a large batch is read")
-    pread = pread_of(piece.file)
-    try:
-        header = parse_header(pread(HEADER_SIZE, piece.position), at=piece.position)
-        end = piece.position + piece.size_bytes
-        check_crc_in_pieces(pread, header, end=end, piece_bytes=CHUNK_BYTES)
-    except CorruptBatch as error:
-        raise _in_file(error, piece, at=0) from error
-    if _is_visible(fetched, header, offset):
-        yield from _streamed(piece, header, offset, max_records)
-
-
-def _streamed(
-    piece: FileSlice, header: BatchHeader, offset: int, max_records: int
-) -> Iterator[_Decoded | LargeRecord]:
-    """As much as a page may hold of a batch that is too large to be decoded at once."""
-    pread = pread_of(piece.file)
-    stream = RecordStream(header, pread)
-    records: list[Record] = []
-    size = 0
-    try:
-        while len(records) < max_records and size < PAGE_BYTES + LARGE_RECORD_BYTES:
-            head = stream.next_head()
-            if head is None:
-                break
-            if head.offset < offset:
-                stream.skip_to(head.position + head.size_bytes)
-            elif head.size_bytes <= LARGE_RECORD_BYTES:
-                records.append(stream.whole_record(head))
-                size += head.size_bytes
-            else:
-                if records:
-                    yield _Decoded(_columns(records), piece, header)
-                yield LargeRecord(piece.file, header, head, stream_bytes(header, pread))
-                return
-    except CorruptBatch as error:
-        raise _in_file(error, piece, at=0) from error
-    if records:
-        yield _Decoded(_columns(records), piece, header)
-
-
-def _columns(records: Sequence[Record]) -> Columns:
-    return Columns(*map(list, zip(*records, strict=True)))
-
-
-def is_aborted(header: BatchHeader, aborted: Sequence[AbortedTxn]) -> bool:
-    """Whether the batch belongs to an aborted transaction."""
-    return header.is_transactional and any(
-        transaction.producer_id == header.producer_id
-        and transaction.first_offset <= header.base_offset <= transaction.last_offset
-        for transaction in aborted
     )
 
 
@@ -323,7 +191,7 @@ def _write(
     """Encode chunk by chunk, until the text has `text_bytes`."""
     texts: list[bytes] = []
     size = records = 0
-    for columns in _chunks(page):
+    for columns in chunks_of(page):
         text = encode(columns)
         size += len(text)
         if texts and size > text_bytes:
@@ -331,103 +199,6 @@ def _write(
         texts.append(text)
         records += len(columns.offsets)
     return PageText((separator.join(texts),), page.next_offset, records)
-
-
-def _chunks(page: Page) -> Iterator[Columns]:
-    """The records of the page, about CHUNK_BYTES at a time."""
-    for columns, size_bytes in zip(page.batches, page.sizes, strict=True):
-        if size_bytes <= CHUNK_BYTES:
-            yield columns
-            continue
-        start = size = 0
-        for end, record_bytes in enumerate(_sizes(columns), 1):
-            size += record_bytes
-            if size >= CHUNK_BYTES:
-                yield _part(columns, start, end)
-                start, size = end, 0
-        if start < len(columns.offsets):
-            yield _part(columns, start, len(columns.offsets))
-
-
-def _batches(data: bytes, piece: FileSlice, offset: int, next_offset: int) -> Iterable[BatchHeader]:
-    try:
-        for header in headers_in_order(data, from_offset=offset, next_offset=next_offset):
-            check_crc(data, header)
-            yield header
-    except CorruptBatch as error:
-        raise _in_file(error, piece) from error
-
-
-def _decode(
-    data: bytes, header: BatchHeader, piece: FileSlice, offset: int, max_records: int
-) -> Columns:
-    """Raises DecompressedTooLarge for a batch that is too large to be decoded at once."""
-    if header.record_count > BATCH_RECORDS:
-        raise DecompressedTooLarge(header.codec, max_bytes=BATCH_BYTES)
-    try:
-        return decode_columns(
-            data, header, from_offset=offset, max_records=max_records, max_bytes=BATCH_BYTES
-        )
-    except DecompressedTooLarge:
-        raise
-    except CorruptBatch as error:
-        raise _in_file(error, piece) from error
-
-
-def _in_file(error: CorruptBatch, piece: FileSlice, *, at: int | None = None) -> CorruptBatch:
-    """`at`: the position in the file of what the error's position is relative to."""
-    piece.file.report_corrupt()
-    start = piece.position if at is None else at
-    return CorruptBatch(
-        error.detail,
-        file=str(piece.file.path),
-        position=start + (error.position or 0),
-        offset=error.offset,
-    )
-
-
-def _fitting(
-    columns: Columns, max_bytes: int, max_records: int, *, is_first: bool
-) -> tuple[int, int, bool]:
-    """(the number of records that fit, their bytes, whether a large one ends them). At least one
-    record of the first batch fits unless it is large.
-    """
-    sizes = _sizes(columns)
-    count, total = len(sizes), sum(sizes)
-    if total > max_bytes:
-        count = sum(1 for running in accumulate(sizes) if running <= max_bytes)
-    count = min(count, max_records)
-    if is_first and sizes:
-        count = max(count, 1)
-    if total > LARGE_RECORD_BYTES and max(sizes[:count], default=0) > LARGE_RECORD_BYTES:
-        count = next(at for at, size in enumerate(sizes) if size > LARGE_RECORD_BYTES)
-        return count, sum(sizes[:count]), not count
-    return count, total if count == len(sizes) else sum(sizes[:count]), False
-
-
-def _sizes(columns: Columns) -> list[int]:
-    sizes = [
-        RECORD_BYTES + len(key or b"") + len(value or b"")
-        for key, value in zip(columns.keys, columns.values, strict=True)
-    ]
-    if any(columns.headers):
-        sizes = [
-            size + sum(len(name) + len(content or b"") for name, content in headers)
-            for size, headers in zip(sizes, columns.headers, strict=True)
-        ]
-    return sizes
-
-
-def _part(columns: Columns, start: int, end: int) -> Columns:
-    if end - start == len(columns.offsets):
-        return columns
-    return Columns(
-        columns.offsets[start:end],
-        columns.timestamps[start:end],
-        columns.keys[start:end],
-        columns.values[start:end],
-        columns.headers[start:end],
-    )
 
 
 def _records(columns: Columns, encoding: Encoding) -> Iterable[RecordOut]:
@@ -515,3 +286,59 @@ def _header_out(name: str, content: bytes | None, encoding: Encoding) -> HeaderO
     if text is UNSET:
         return HeaderOut(name, value_base64=content)
     return HeaderOut(name, value=text)
+
+
+def _in_pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes, in pieces that are worth a hand-over between threads."""
+    piece = bytearray()
+    for part in parts:
+        piece += part
+        if len(piece) >= PIECE_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    if piece:
+        yield bytes(piece)
+
+
+def _is_text(pieces: Iterable[bytes]) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for piece in pieces:
+            decoder.decode(piece)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _is_json(field: Callable[[], Iterable[bytes]]) -> bool:
+    first = next(iter(field()), b"")[:1]
+    if not first or first not in _JSON_STARTS:
+        return False
+    whole = bytearray()
+    for piece in field():
+        whole += piece
+    try:
+        _ANY.decode(whole)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
+
+
+def _text_in_pieces(pieces: Iterable[bytes], *, errors: str = "strict") -> Iterator[bytes]:
+    decoder = codecs.getincrementaldecoder("utf-8")(errors)
+    yield b'"'
+    for piece in pieces:
+        yield _ENCODER.encode(decoder.decode(piece))[1:-1]
+    yield _ENCODER.encode(decoder.decode(b"", final=True))[1:-1] + b'"'
+
+
+def _base64(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    yield b'"'
+    rest = b""
+    for piece in pieces:
+        data = rest + piece
+        whole = len(data) - len(data) % 3  # of such lengths the texts can be joined
+        yield binascii.b2a_base64(data[:whole], newline=False)
+        rest = data[whole:]
+    yield binascii.b2a_base64(rest, newline=False) + b'"'

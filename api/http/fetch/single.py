@@ -20,31 +20,28 @@ from msgspec import UNSET, Meta, UnsetType
 
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
-from tierlog.api.http.fetch import record_json
-from tierlog.api.http.fetch.batch_filter import filter_batches
-from tierlog.api.http.fetch.large_records import Encoding
+from tierlog.api.http.fetch import record_json, record_pages
 from tierlog.api.http.fetch.long_poll import AwaitedOffset, LongPoll
-from tierlog.api.http.fetch.positions import (
+from tierlog.api.http.fetch.reading import (
     EARLIEST,
     LATEST,
-    Position,
-    end_of,
-    find_time,
-    nothing_at,
-    parse_position,
-    resolve,
-)
-from tierlog.api.http.fetch.reading import (
     Isolation,
     MaxBytes,
     MinBytes,
+    Position,
     WaitMs,
     compute_text,
+    end_of,
+    find_time,
     log_headers,
-    read,
+    nothing_at,
+    parse_position,
+    resolve,
     text_response,
     work_bytes,
 )
+from tierlog.api.http.fetch.record_json import Encoding
+from tierlog.api.http.fetch.record_pages import filter_batches
 from tierlog.api.http.fetch.shared_pages import Key, RenderedPage, page_key
 from tierlog.api.http.fetch.tail import tail_of
 from tierlog.api.http.problems import HeaderList
@@ -90,9 +87,9 @@ class FetchQuery(msgspec.Struct, forbid_unknown_fields=True):
 
     def for_text(self) -> FetchQuery:
         """The query with at most the `max_bytes` of a page."""
-        if self.max_bytes <= record_json.PAGE_BYTES:
+        if self.max_bytes <= record_pages.PAGE_BYTES:
             return self
-        return msgspec.structs.replace(self, max_bytes=record_json.PAGE_BYTES)
+        return msgspec.structs.replace(self, max_bytes=record_pages.PAGE_BYTES)
 
     def for_few(self) -> FetchQuery:
         """The query with a smaller `max_bytes` if it asks for few records; otherwise itself."""
@@ -157,7 +154,7 @@ async def _more(
 ) -> tuple[ReadResult, RenderedPage]:
     """Read again, with the whole `max_bytes`."""
     try:
-        fetched = await read(context, result.partition, result.offset, query)
+        fetched = await context.read_batches(result.partition, result.offset, query)
     except OffsetTrimmed:
         return result, page  # respond with what was read first
     result = result._replace(fetched=fetched)
@@ -174,8 +171,9 @@ async def _enough(
     """The result once it is enough, or what there is after `wait_ms`."""
     if _is_enough(result, query):
         return result
+    await context.immediate.until_task()
     partition = result.partition
-    with LongPoll(context, exchange, wait_ms=query.wait_ms) as poll:
+    with LongPoll(context.waiting, exchange, wait_ms=query.wait_ms) as poll:
         while not poll.over and not _is_enough(result, query):
             await poll.wait([AwaitedOffset(partition, result.fetched.high_watermark)])
             await context.access.recheck(exchange)
@@ -202,7 +200,9 @@ async def _read_first(
         else:
             offset = await resolve(context, partition, position, committed=query.committed)
         try:
-            return ReadResult(partition, offset, await read(context, partition, offset, query))
+            return ReadResult(
+                partition, offset, await context.read_batches(partition, offset, query)
+            )
         except OffsetTrimmed:
             # A client that gave no offset gets no OffsetTrimmed: its position is looked up again.
             if position.offset >= 0 or attempt == _ATTEMPTS - 1:
@@ -223,7 +223,7 @@ async def read_again(
 ) -> ReadResult:
     """Read again from `offset`, to which `position` was resolved before."""
     try:
-        return ReadResult(partition, offset, await read(context, partition, offset, query))
+        return ReadResult(partition, offset, await context.read_batches(partition, offset, query))
     except OffsetTrimmed:
         if position.keyword == LATEST:  # do not skip records appended since the lookup
             position = Position(keyword=EARLIEST)
@@ -304,11 +304,11 @@ def _cache_key(result: ReadResult, query: FetchQuery, form: str) -> Key:
 
 def _render(result: ReadResult, query: FetchQuery, form: str, wait: Wait) -> RenderedPage:
     """Encode the records as text. Raises CorruptBatch, and WouldBlock as `read_page` does."""
-    page = record_json.read_page(
+    page = record_pages.read_page(
         result.fetched,
         offset=result.offset,
         max_bytes=query.max_bytes,
-        max_records=query.record_limit or record_json.PAGE_RECORDS,
+        max_records=query.record_limit or record_pages.PAGE_RECORDS,
         wait=wait,
     )
     if form == media_types.JSON:

@@ -26,25 +26,21 @@ from msgspec import UNSET, Meta, UnsetType
 from tierlog.api.http import strict_json
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
-from tierlog.api.http.fetch import record_json
-from tierlog.api.http.fetch.large_records import Encoding
+from tierlog.api.http.fetch import record_json, record_pages
 from tierlog.api.http.fetch.long_poll import AwaitedOffset, LongPoll
-from tierlog.api.http.fetch.positions import (
-    LATEST,
-    check_within,
-    parse_position,
-    resolve,
-)
 from tierlog.api.http.fetch.reading import (
+    LATEST,
     Isolation,
+    check_within,
     compute_text,
     is_still_at_end,
     log_headers,
-    read,
+    parse_position,
+    resolve,
     stream_text,
     work_bytes,
 )
-from tierlog.api.http.fetch.record_json import Part
+from tierlog.api.http.fetch.record_json import Encoding, Part
 from tierlog.api.http.fetch.shared_pages import RenderedPage, page_key
 from tierlog.api.http.problems import HeaderList
 from tierlog.api.http.request import media_types
@@ -120,7 +116,7 @@ class Tail:
             seen = self._high_watermarks.get(partition, -1)
             if is_still_at_end(partition, offset, high_watermark=seen):
                 continue
-            fetched = await read(self._context, partition, offset, self._query)
+            fetched = await self._context.read_batches(partition, offset, self._query)
             self._high_watermarks[partition] = fetched.high_watermark
             if fetched.slices:
                 page = await self._page(partition, fetched, offset)
@@ -186,7 +182,7 @@ class Tail:
     ) -> RenderedPage:
         """The events, the same for all readers; for a topic's tail, records without event ids."""
         query = self._query
-        page = record_json.read_page(fetched, offset=offset, max_bytes=query.max_bytes, wait=wait)
+        page = record_pages.read_page(fetched, offset=offset, max_bytes=query.max_bytes, wait=wait)
         lines = record_json.event_lines(page, partition=partition.number, encoding=query.encoding)
         size_bytes = record_json.size_of(line for _, line in lines)
         content: Sequence[object] = lines
@@ -260,7 +256,7 @@ def _parse_last_event_id(text: str, source: Partition | Topic) -> dict[int, int]
 async def _stream(context: Context, exchange: Exchange, tail: Tail) -> AsyncGenerator[bytes, None]:
     yield _COMMENT  # so that the head is sent immediately
     heartbeat_ms = context.settings.heartbeat_ms
-    with LongPoll(context, exchange, wait_ms=heartbeat_ms) as poll:
+    with LongPoll(context.waiting, exchange, wait_ms=heartbeat_ms) as poll:
         poll.listen()
         while True:
             try:

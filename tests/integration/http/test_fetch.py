@@ -16,7 +16,7 @@ from tests.fakes.records import iter_records
 from tests.fakes.waiting import until, until_waiting
 from tests.integration.http.conftest import BATCHES, NDJSON, Api, problem, records_path
 from tierlog.api.http.context import Context
-from tierlog.api.http.fetch import many, record_json
+from tierlog.api.http.fetch import many, record_pages
 from tierlog.broker.partition import Partition
 from tierlog.record_format.batch import iter_headers
 
@@ -608,13 +608,13 @@ def test_compressed_records_are_decoded_off_the_event_loop(
 ) -> None:
     topic = api.topic(compression_type=codec)
     api.values(topic, "0" * 100_000 if codec == "zstd" else "few")
-    decode, threads = record_json.decode_columns, []
+    decode, threads = record_pages.decode_columns, []
 
     def recording(*args: Any, **kwargs: Any) -> Any:
         threads.append(threading.current_thread().name)
         return decode(*args, **kwargs)
 
-    monkeypatch.setattr(record_json, "decode_columns", recording)
+    monkeypatch.setattr(record_pages, "decode_columns", recording)
     with api.stream("GET", f"/v1/topics/{topic}/partitions/0/{path}") as response:
         assert response.status_code == 200
         next(part for part in response.iter_bytes() if b"value" in part)  # a tail sends `:` before

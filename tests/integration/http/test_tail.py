@@ -12,7 +12,6 @@ import pytest
 from tests.fakes.waiting import until, until_waiting
 from tests.integration.http.conftest import Api, api_of, problem, records_path, take_over
 from tierlog.api.http.context import Context
-from tierlog.api.http.fetch import tail as tail_module
 from tierlog.broker.partition import Fetched, Partition
 
 
@@ -111,13 +110,13 @@ def test_a_topic_tail_reads_only_the_partitions_with_new_records(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = api.topic(partitions=3)
-    reading, read_from = tail_module.read, []
+    reading, read_from = Context.read_batches, []
 
     async def recording(context: Context, partition: Partition, *args: Any) -> Fetched:
         read_from.append(partition.number)
         return await reading(context, partition, *args)
 
-    monkeypatch.setattr(tail_module, "read", recording)
+    monkeypatch.setattr(Context, "read_batches", recording)
     with tail(api, f"/v1/topics/{topic}/tail") as events:
         until(lambda: read_from == [0, 1, 2])
         for value in "abc":

@@ -151,7 +151,7 @@ def test_a_tail_that_is_catching_up_ends_at_shutdown(broker: Broker) -> None:
         context = Context(broker, HttpSettings())
         stream = await tail_from_the_start(context)
         await anext(stream.parts)
-        context.stop_waiting()
+        context.waiting.stop()
         context.close()
         return len([page async for page in stream.parts])
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tierlog.api.http.calls import Call, CallTable
+from tierlog.api.http.context import ImmediateHandlers
 from tierlog.api.http.dispatch import TierlogApp
-from tierlog.api.http.immediate_handlers import ImmediateHandlers
 from tierlog.api.http.metrics.registry import HttpMetrics
 from tierlog.api.http.problems import to_problem
 from tierlog.api.http.responses import FileResponse, Response

@@ -8,14 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.flush import fsync
-from tierlog.api.http.fetch import large_records, record_json
-from tierlog.api.http.fetch.batch_filter import filter_batches
-from tierlog.api.http.fetch.record_json import (
-    PageText,
-    read_page,
-    write_array,
-    write_lines,
-)
+from tierlog.api.http.fetch import record_json, record_pages
+from tierlog.api.http.fetch.record_json import PageText, write_array, write_lines
+from tierlog.api.http.fetch.record_pages import filter_batches, read_page
 from tierlog.broker.partition import Fetched
 from tierlog.host import page_cache
 from tierlog.host.file_slice import FileSlice, OpenFile
@@ -100,7 +95,7 @@ def test_a_page_ends_at_its_limit_but_never_before_one_record(tmp_path: Path) ->
 def test_empty_records_fill_a_page_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = fetched(tmp_path / "few", batch(0, *[None] * 100, codec=codecs.GZIP))
     assert read_page(few, offset=0, max_bytes=70).next_offset == 10
-    monkeypatch.setattr(record_json, "PAGE_RECORDS", 99)
+    monkeypatch.setattr(record_pages, "PAGE_RECORDS", 99)
     assert read_page(few, offset=0, max_bytes=64 << 20).record_count == 99
 
 
@@ -230,8 +225,8 @@ VALUES = (
 def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every record of more than 100 bytes is a large one, and every field of more than 50."""
     for module, name, value in (
-        (record_json, "LARGE_RECORD_BYTES", 100),
-        (large_records, "PIECE_BYTES", 50),
+        (record_pages, "LARGE_RECORD_BYTES", 100),
+        (record_json, "PIECE_BYTES", 50),
         (record_stream, "PIECE_BYTES", 64),
     ):
         monkeypatch.setattr(module, name, value)
@@ -252,8 +247,8 @@ def test_a_large_record_has_the_same_text_as_in_a_page(
         codec=codec,
     )
     whole = fetched(tmp_path / "log", bytes(data))
-    for batch_bytes in (record_json.BATCH_BYTES, 1):  # decoded at once, or record by record
-        monkeypatch.setattr(record_json, "BATCH_BYTES", batch_bytes)
+    for batch_bytes in (record_pages.BATCH_BYTES, 1):  # decoded at once, or record by record
+        monkeypatch.setattr(record_pages, "BATCH_BYTES", batch_bytes)
         for offset in range(count):
             page = read_page(whole, offset=offset, max_bytes=1)
             assert page.large is not None
@@ -261,8 +256,8 @@ def test_a_large_record_has_the_same_text_as_in_a_page(
             one = text_of(write_array(page, encoding))
             line = text_of(write_lines(page, partition=3, encoding=encoding))
             with monkeypatch.context() as usual:
-                usual.setattr(record_json, "LARGE_RECORD_BYTES", 1 << 20)
-                usual.setattr(record_json, "BATCH_BYTES", 32 << 20)
+                usual.setattr(record_pages, "LARGE_RECORD_BYTES", 1 << 20)
+                usual.setattr(record_pages, "BATCH_BYTES", 32 << 20)
                 plain = read_page(whole, offset=offset, max_bytes=1)
             assert plain.large is None
             assert one == text_of(write_array(plain, encoding))
@@ -286,7 +281,7 @@ def test_a_batch_too_large_to_be_decoded_at_once_has_the_same_pages(
     values = [b"%d" % number for number in range(500)]
     many = fetched(tmp_path / "log", batch(0, *values, codec=codecs.LZ4), batch(500, b"after"))
     pages = [read_page(many, offset=at, max_bytes=1000) for at in (0, 7, 499, 500)]
-    monkeypatch.setattr(record_json, "BATCH_RECORDS", 100)
+    monkeypatch.setattr(record_pages, "BATCH_RECORDS", 100)
     for at, page in zip((0, 7, 499, 500), pages, strict=True):
         again = read_page(many, offset=at, max_bytes=1000)
         assert again.next_offset == page.next_offset
@@ -296,7 +291,7 @@ def test_a_batch_too_large_to_be_decoded_at_once_has_the_same_pages(
 def test_the_text_of_a_page_is_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nuls = fetched(tmp_path / "log", batch(0, *[bytes(100)] * 50))
     page = read_page(nuls, offset=0, max_bytes=1 << 20)
-    monkeypatch.setattr(record_json, "CHUNK_BYTES", 300)
+    monkeypatch.setattr(record_pages, "CHUNK_BYTES", 300)
     monkeypatch.setattr(record_json, "TEXT_BYTES", 10_000)
     text = record_json.write_lines(page, partition=0, encoding="utf8")
     assert text.size_bytes <= 10_000

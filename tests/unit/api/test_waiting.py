@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from tierlog.api.http.fetch.long_poll import AwaitedOffset, LongPoll
+from tierlog.api.http.fetch.long_poll import AwaitedOffset, LongPoll, WaitingRequests
 from tierlog.api.http.fetch.shared_pages import KEY_BYTES, PAGE_MAX_BYTES, RenderedPage, SharedPages
-from tierlog.api.http.fetch.watermarks import Watermarks
-from tierlog.api.http.immediate_handlers import ImmediateHandlers
 from tierlog.api.http.metrics.registry import HttpMetrics
 
 AT_END = SimpleNamespace(at_end=True, size_bytes=100)
@@ -48,9 +46,9 @@ def run(case: Callable[[], Awaitable[None]]) -> None:
 def test_a_thousand_waiters_register_one_callback():
     async def case() -> None:
         partition: Any = FakePartition()
-        watermarks, woken = Watermarks(), []
+        waiting, woken = WaitingRequests(), []
         for number in range(1000):
-            watermarks.wait_beyond(partition, 7, lambda number=number: woken.append(number))
+            waiting.wait_beyond(partition, 7, lambda number=number: woken.append(number))
         assert partition.times_asked == 1
         partition.rise_to(7)
         await asyncio.sleep(0)
@@ -66,9 +64,9 @@ def test_a_thousand_waiters_register_one_callback():
 def test_each_waiter_is_woken_once_by_its_own_offset():
     async def case() -> None:
         partition: Any = FakePartition()
-        watermarks, woken = Watermarks(), []
+        waiting, woken = WaitingRequests(), []
         for offset in (9, 3, 5):
-            watermarks.wait_beyond(partition, offset, lambda offset=offset: woken.append(offset))
+            waiting.wait_beyond(partition, offset, lambda offset=offset: woken.append(offset))
         for high_watermark in (3, 4, 6, 20):
             partition.rise_to(high_watermark)
             await asyncio.sleep(0)
@@ -82,7 +80,7 @@ def test_a_late_waiter_is_woken_immediately():
         partition: Any = FakePartition()
         partition.log.high_watermark = 4
         woken: list[int] = []
-        Watermarks().wait_beyond(partition, 3, lambda: woken.append(1))
+        WaitingRequests().wait_beyond(partition, 3, lambda: woken.append(1))
         assert woken == [1]
         assert not partition.asked
 
@@ -92,13 +90,13 @@ def test_a_late_waiter_is_woken_immediately():
 def test_a_cancelled_waiter_leaves_nothing_behind_even_during_a_callback():
     async def case() -> None:
         partition: Any = FakePartition()
-        watermarks, woken = Watermarks(), []
-        cancel = watermarks.wait_beyond(partition, 3, lambda: woken.append("left"))
+        waiting, woken = WaitingRequests(), []
+        cancel = waiting.wait_beyond(partition, 3, lambda: woken.append("left"))
         partition.rise_to(9)  # the call is on its way to the loop
         cancel()
         cancel()
         partition.log.high_watermark = 0
-        watermarks.wait_beyond(partition, 20, lambda: woken.append("stays"))
+        waiting.wait_beyond(partition, 20, lambda: woken.append("stays"))
         await asyncio.sleep(0)
         assert not woken
         partition.rise_to(21)
@@ -112,12 +110,6 @@ def test_a_cancelled_waiter_leaves_nothing_behind_even_during_a_callback():
 def test_a_long_poll_asks_again_only_about_the_partitions_that_advanced():
     async def case() -> None:
         partitions: Any = [FakePartition() for _ in range(100)]
-        context: Any = SimpleNamespace(
-            immediate=ImmediateHandlers(),
-            watermarks=Watermarks(),
-            add_waiting=lambda _: None,
-            remove_waiting=lambda _: None,
-        )
         exchange: Any = SimpleNamespace(wait_for_disconnect=asyncio.Event().wait)
 
         async def wait(*, risen_before: Any = (), risen_meanwhile: Any = ()) -> None:
@@ -130,7 +122,7 @@ def test_a_long_poll_asks_again_only_about_the_partitions_that_advanced():
                 one.rise_to(one.log.high_watermark + 1)
             await asyncio.wait_for(waiting, 10)
 
-        with LongPoll(context, exchange, wait_ms=60_000) as poll:
+        with LongPoll(WaitingRequests(), exchange, wait_ms=60_000) as poll:
             await wait(risen_meanwhile=partitions[7:9])
             await wait(risen_meanwhile=partitions[7:8])
             await wait(risen_before=partitions[9:10])
