@@ -24,7 +24,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from itertools import islice
 from pathlib import Path
@@ -108,8 +108,9 @@ class FolderStore:
         with self._counted("put", key, sent_bytes=len(body)), self._temp_file() as (temp, fd):
             _write_all(fd, body)
             sync_all(fd)
+            stored = _stat_of(key, os.fstat(fd))  # after the link nothing may fail: it is created
             self._publish(temp, path, if_absent=if_absent, key=key)
-            return self._stat(key, path)
+            return stored
 
     def put_file(
         self,
@@ -245,7 +246,7 @@ class FolderStore:
         status = path.stat()
         if S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, "is a folder", str(path))
-        return ObjectStat(key, status.st_size, None, status.st_mtime_ns // 1_000_000)
+        return _stat_of(key, status)
 
     @contextmanager
     def _temp_file(self) -> Iterator[tuple[Path, int]]:
@@ -257,7 +258,8 @@ class FolderStore:
             yield temp, fd
         finally:
             os.close(fd)
-            temp.unlink(missing_ok=True)
+            with suppress(OSError):  # it is swept a day later
+                temp.unlink(missing_ok=True)
 
     def _publish(self, temp: Path, path: Path, *, if_absent: bool, key: str) -> None:
         for _ in range(PUBLISH_ATTEMPTS):
@@ -331,6 +333,10 @@ class FolderStore:
                         f"store {self.url}: no permission to {operation} {key}: {error.strerror}"
                     ) from error
                 raise StoreUnavailable(f"{key}: {operation}: {error.strerror}") from error
+
+
+def _stat_of(key: str, status: os.stat_result) -> ObjectStat:
+    return ObjectStat(key, status.st_size, None, status.st_mtime_ns // 1_000_000)
 
 
 def _walk(folder: Path, folder_key: str, *, prefix: str, start_after: str) -> Iterator[str]:
