@@ -36,7 +36,6 @@ from tierlog.object_store.store import (
     Resumable,
     UploadNotFound,
 )
-from tierlog.record_format import typed_json
 from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptBatch, ShuttingDown, StoreUnavailable
 from tierlog.record_format.segment_entry import (
@@ -46,6 +45,7 @@ from tierlog.record_format.segment_entry import (
     segment_keys,
     segment_keys_of,
 )
+from tierlog.record_format.workarounds import decode_json
 
 PART_BYTES = 16 * 1024 * 1024
 READ_BACK_BYTES = 16 * 1024 * 1024
@@ -275,7 +275,7 @@ class UploadCheckpoints:
         """The upload of this content to this folder that can be resumed, if there is one."""
         try:
             body = self._path(segments_folder).read_bytes()
-            found = typed_json.decode(body, UploadCheckpoint)
+            found = decode_json(body, UploadCheckpoint)
         except (OSError, msgspec.DecodeError):
             return None
         is_fresh = 0 <= self._clock() - found.began_ms < self._max_age_ms

@@ -302,13 +302,13 @@ def _zstd_expand(frame: Buffer, *, bound: int, left: int, max_bytes: int) -> byt
         raise CorruptBatch(f"zstd: the frame's blocks cannot decompress to {size} bytes")
     if size > left:
         raise DecompressedTooLarge(ZSTD, max_bytes=max_bytes)
-    limit = max(min(bound, left), 1)  # for the library, 0 means no limit
+    frames = _per_thread.zstd_decompressor
     try:
-        expanded = _per_thread.zstd_decompressor.decompress(frame, max_output_size=limit)
+        if bound <= left or size >= 0:  # for the library, 0 means no limit
+            expanded = frames.decompress(frame, max_output_size=max(bound, 1))
+        else:  # slower, but tells a frame that is too large from one that is corrupt
+            expanded = frames.stream_reader(frame).read(left + 1)
     except zstandard.ZstdError as error:
-        # All blocks of the frame are there, so the cause is the output limit.
-        if left < bound and "did not decompress full frame" in str(error):
-            raise DecompressedTooLarge(ZSTD, max_bytes=max_bytes) from error
         raise CorruptBatch(f"zstd: {error}") from error
     if len(expanded) > left:
         raise DecompressedTooLarge(ZSTD, max_bytes=max_bytes)

@@ -53,17 +53,6 @@ from tierlog.record_format.errors import (
 )
 from tierlog.record_format.record_walk import I64_MAX, Walk, WalkRequest, walk
 
-__all__ = [
-    "KEY_REQUIRED",
-    "ProduceLimits",
-    "ProducedBatches",
-    "build_produced",
-    "check_produced",
-    "check_sizes",
-    "recompress",
-    "timestamp_problem",
-]
-
 
 @dataclass(slots=True)
 class ProducedBatches:

@@ -18,7 +18,7 @@ A record (Kafka's DefaultRecord; every length and delta a zig-zag varint):
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
+from enum import StrEnum
 from typing import Final, NamedTuple
 
 from tierlog.record_format.batch import Buffer
@@ -29,30 +29,19 @@ I64_MIN: Final = -(2**63)
 I64_MAX: Final = 2**63 - 1
 
 
-class Problem(IntEnum):
-    NONE = 0
-    VARINT = 1
-    RECORD_LENGTH = 2
-    TIMESTAMP = 3
-    OFFSET_DELTA = 4
-    KEY_LENGTH = 5
-    VALUE_LENGTH = 6
-    HEADERS = 7
-    RECORD_END = 8
-    TRAILING = 9
+class Problem(StrEnum):
+    """What is wrong with a record, in words; empty if nothing is."""
 
-
-PROBLEM_TEXTS: Final = {
-    Problem.VARINT: "a varint is truncated or too long",
-    Problem.RECORD_LENGTH: "the record's length does not fit the batch",
-    Problem.TIMESTAMP: "the timestamp does not fit 64 bits",
-    Problem.OFFSET_DELTA: "the offset delta is out of order or out of range",
-    Problem.KEY_LENGTH: "the key's length does not fit the record",
-    Problem.VALUE_LENGTH: "the value's length does not fit the record",
-    Problem.HEADERS: "the headers do not fit the record",
-    Problem.RECORD_END: "the fields do not fill the record's length",
-    Problem.TRAILING: "there are bytes after the last record",
-}
+    NONE = ""
+    VARINT = "a varint is truncated or too long"
+    RECORD_LENGTH = "the record's length does not fit the batch"
+    TIMESTAMP = "the timestamp does not fit 64 bits"
+    OFFSET_DELTA = "the offset delta is out of order or out of range"
+    KEY_LENGTH = "the key's length does not fit the record"
+    VALUE_LENGTH = "the value's length does not fit the record"
+    HEADERS = "the headers do not fit the record"
+    RECORD_END = "the fields do not fill the record's length"
+    TRAILING = "there are bytes after the last record"
 
 
 class WalkRequest(NamedTuple):
@@ -93,7 +82,7 @@ class Walk(NamedTuple):
     empty if they were not asked for.
     """
 
-    problem: int
+    problem: Problem
     record: int
     position: int
     min_timestamp: int = 0
@@ -102,8 +91,7 @@ class Walk(NamedTuple):
 
     def describe(self) -> str:
         """The problem in words."""
-        text = PROBLEM_TEXTS[Problem(self.problem)]
-        return f"record {self.record}, byte {self.position} of the records: {text}"
+        return f"record {self.record}, byte {self.position} of the records: {self.problem}"
 
 
 Walker = Callable[[Buffer, WalkRequest], Walk]

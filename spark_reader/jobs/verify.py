@@ -16,9 +16,9 @@ import msgspec
 from tierlog.cold_tier.segment_check import check_segment
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.partition_check import ManifestCheck
-from tierlog.record_format import typed_json
 from tierlog.record_format.findings import Findings, VerifyReport
 from tierlog.record_format.segment_entry import SegmentEntry
+from tierlog.record_format.workarounds import decode_json
 from tierlog.spark_reader.access import Access, Connections
 from tierlog.spark_reader.jobs.session import Progress, progress_reported
 from tierlog.spark_reader.options import parse_options
@@ -78,14 +78,14 @@ def _on_executors(
     check = udf(_check_with(access), "binary", useArrow=False)  # Arrow's functions need pandas
     checked = given.select("partition", "base_offset", check("partition", "entry").alias("found"))
     for row in sorted(checked.collect(), key=lambda row: (row["partition"], row["base_offset"])):
-        yield typed_json.decode(bytes(row["found"]), Findings)
+        yield decode_json(bytes(row["found"]), Findings)
 
 
 def _check_with(access: Access) -> Callable[[int, bytes], bytes]:
     """The function that a task calls for each segment; it carries `access`."""
 
     def check(partition: int, entry: bytes) -> bytes:
-        segment = typed_json.decode(bytes(entry), SegmentEntry)
+        segment = decode_json(bytes(entry), SegmentEntry)
         store = Connections(access).store
         return msgspec.json.encode(check_segment(store, segment, partition=partition, deep=True))
 

@@ -26,8 +26,8 @@ from typing import IO, Any, Final
 import msgspec
 
 from tierlog.client.records import NewRecord
-from tierlog.record_format import typed_json
 from tierlog.record_format.errors import InvalidRequest, TierlogError, did_you_mean
+from tierlog.record_format.workarounds import decode_json
 
 MAX_LINE_BYTES: Final = 64 << 20
 
@@ -167,7 +167,7 @@ def _lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 def _check_json(line: bytes, number: int) -> None:
     try:
-        typed_json.decode(line, msgspec.Raw)
+        decode_json(line, msgspec.Raw)
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"line {number}: {error}") from error
 

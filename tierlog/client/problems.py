@@ -12,8 +12,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tierlog.client.wire import Request, Response, Subject
-from tierlog.record_format import errors, typed_json
+from tierlog.record_format import errors
 from tierlog.record_format.errors import FieldProblem, RequestError, RetriableError, TierlogError
+from tierlog.record_format.workarounds import decode_json
 
 RETRIABLE_CODES: Final = frozenset(
     ("throttled", "starting", "store-unavailable", "shutting-down", "disk-full")
@@ -112,7 +113,7 @@ def error_from_response(response: Response, request: Request) -> TierlogError:
 def parse_problem(body: bytes) -> Problem | None:
     """None if the body is not a problem document."""
     try:
-        problem = typed_json.decode(body, Problem)
+        problem = decode_json(body, Problem)
     except msgspec.DecodeError:
         return None
     return problem if problem.code else None

@@ -11,9 +11,9 @@ import msgspec
 
 from tierlog.client.problems import UnexpectedAnswer
 from tierlog.client.wire import Response
-from tierlog.record_format import typed_json
 from tierlog.record_format.decode import Record
 from tierlog.record_format.topic_rules import ConfigValue
+from tierlog.record_format.workarounds import decode_json
 
 T = TypeVar("T")
 
@@ -249,7 +249,7 @@ class Readiness(NamedTuple):
 def json_reader(kind: type[T]) -> Callable[[Response], T]:
     def read(response: Response) -> T:
         try:
-            return typed_json.decode(response.body, kind)
+            return decode_json(response.body, kind)
         except msgspec.DecodeError as error:
             raise UnexpectedAnswer(
                 f"the response does not belong to this API ({error}): is that a tierlog broker?"

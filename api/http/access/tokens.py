@@ -33,8 +33,8 @@ import structlog
 from tierlog.api.http.access.scopes import Grant, Scope
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.host.medium import sync_all
-from tierlog.record_format import typed_json
 from tierlog.record_format.errors import ConfigurationError
+from tierlog.record_format.workarounds import decode_json
 
 log = structlog.get_logger(__name__)
 
@@ -80,7 +80,7 @@ def _decode(path: Path, data: bytes) -> tuple[TokenEntry, ...]:
     if len(data) > MAX_FILE_BYTES:
         raise ConfigurationError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
     try:
-        document = typed_json.decode(data, _Document)
+        document = decode_json(data, _Document)
     except msgspec.DecodeError as error:
         raise ConfigurationError(f"{path} is not a tokens file: {error}") from error
     if document.format_version != FORMAT_VERSION:

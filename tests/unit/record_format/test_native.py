@@ -17,7 +17,7 @@ from tierlog.spark_reader.jobs.package import build_zip
 PROJECT = Path(__file__).parents[3]
 KERNELS = ("arrow_columns", "compiled", "key_kernel", "record_kernel")
 # Nothing of these is inlined into a kernel.
-IN_PLAIN_PYTHON = {"compaction", "crc32c", "decode", "errors"}
+IN_PLAIN_PYTHON = {"batch_runs", "compaction", "crc32c", "decode", "errors"}
 
 
 def run(program: str, *, cwd: Path = PROJECT, **env: str) -> str:

@@ -173,7 +173,9 @@ def test_gaps_are_valid_only_in_compacted_batches(walk: Walker) -> None:
 def test_the_walk_returns_the_positions_of_fields(walk: Walker) -> None:
     records = record(key=b"\2k", value=NULL, headers=b"\2\2h\2x", timestamp=zigzag(-3))
     found = walk(records, ONE._replace(with_columns=True))
-    assert found == Walk(0, 1, len(records), 997, 997, ([997], [0], [5], [6], [-1], [7], [7]))
+    assert found == Walk(
+        Problem.NONE, 1, len(records), 997, 997, ([997], [0], [5], [6], [-1], [7], [7])
+    )
 
 
 def test_the_fields_of_some_records_are_returned_only(walk: Walker) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tierlog.record_format import typed_json
+from tierlog.record_format.workarounds import decode_json
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = [
@@ -25,13 +25,13 @@ PACKAGES = [
 # Without the lock about every second run dies with SIGSEGV.
 EIGHT_THREADS = """
 import sys, threading, msgspec
-from tierlog.record_format import typed_json
+from tierlog.record_format.workarounds import decode_json
 
 sys.setswitchinterval(1e-6)
 
 def decode(kind, start):
     start.wait()
-    assert typed_json.decode(b'{"a": [{"x": 1}], "b": {}}', kind).a[0].x == 1
+    assert decode_json(b'{"a": [{"x": 1}], "b": {}}', kind).a[0].x == 1
 
 for _ in range(400):
     inner = msgspec.defstruct("Inner", [("x", int)])
@@ -65,18 +65,18 @@ class Named(Point):
 
 
 def test_errors_are_those_of_msgspec():
-    assert typed_json.decode(b'{"x": 3}', Point) == Point(3)
+    assert decode_json(b'{"x": 3}', Point) == Point(3)
     with pytest.raises(msgspec.ValidationError):
-        typed_json.decode(b'{"x": "3"}', Point)
+        decode_json(b'{"x": "3"}', Point)
     with pytest.raises(msgspec.DecodeError):
-        typed_json.decode(b'{"x": 3', Point)
+        decode_json(b'{"x": 3', Point)
 
 
 def test_invalid_utf8_is_refused():
     with pytest.raises(msgspec.DecodeError, match="utf-8"):
-        typed_json.decode(b'{"x": 3, "name": "\xff"}', Named)
+        decode_json(b'{"x": 3, "name": "\xff"}', Named)
 
 
 def test_json_that_is_nested_too_deeply_is_refused():
     with pytest.raises(msgspec.DecodeError, match="recursion"):
-        typed_json.decode(b"[" * 100_000, msgspec.Raw)
+        decode_json(b"[" * 100_000, msgspec.Raw)
