@@ -9,10 +9,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Literal
 
 import structlog
 
@@ -27,10 +29,8 @@ from tierlog.broker.groups.groups import Groups
 from tierlog.broker.groups.truncations import Truncations
 from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.log_opener import LogOpener
-from tierlog.broker.maintenance import Maintenance
 from tierlog.broker.partition import Partition
 from tierlog.broker.remedies import adding_remedies
-from tierlog.broker.repair.repair_step import RepairStep
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.store_status import check_has_no_bucket
 from tierlog.broker.topics import Topic, TopicState, TopicSummary
@@ -41,8 +41,7 @@ from tierlog.host.threads import Threads
 from tierlog.hot_tier.group_commit import CommitTimes
 from tierlog.manifest.garbage import GarbagePlan
 from tierlog.object_store.store import ObjectStore
-from tierlog.record_format.errors import TierlogError
-from tierlog.record_format.findings import VerifyReport
+from tierlog.record_format.errors import Throttled, TierlogError
 from tierlog.record_format.topic_rules import ConfigValue
 
 log = structlog.get_logger(__name__)
@@ -94,15 +93,7 @@ class Broker:
                 clock=clock,
             )
             on_failure.pop_all()
-        self._maintenance = Maintenance(
-            folder,
-            self._topics,
-            bucket,
-            opener=self._opener,
-            background=self.background,
-            groups=self.groups,
-            clock=clock,
-        )
+        self._at_once = {what: threading.Lock() for what in ("verification", "repair")}
 
     @classmethod
     def open(
@@ -241,29 +232,46 @@ class Broker:
         """Roll the active segments, upload all rolled segments, then apply retention."""
         return self.background.offload_topic(self.topic(topic), wait_ms=wait_ms)
 
-    def verify(self, topic: str, *, deep: bool = False) -> VerifyReport:
-        """Check both tiers of a topic against the manifest and report the problems.
-
-        Raises UnknownTopic, StoreUnavailable, Throttled (another verification is in progress).
-        """
-        return self._maintenance.verify(self.topic(topic), deep=deep)
-
-    def repair(
-        self, topic: str, *, apply: bool = False, deep: bool = False, accept_loss: bool = False
-    ) -> list[RepairStep]:
-        """The steps that would repair the topic's logs and bucket; with `apply` they are carried
-        out.
-
-        `accept_loss` allows steps that give up records of which there is no other copy. Raises
-        UnknownTopic, FencedError, StoreUnavailable, CorruptDataError, Throttled (another repair is
-        in progress).
-        """
-        found = self.topic(topic)
-        return self._maintenance.repair(found, apply=apply, deep=deep, accept_loss=accept_loss)
-
     def collect_garbage(self, topic: str, *, apply: bool = False) -> dict[int, GarbagePlan]:
         """By partition, the objects that no manifest version needs; `apply` deletes them."""
-        return self._maintenance.collect_garbage(self.topic(topic), apply=apply)
+        return self.background.janitor.collect_topic(self.topic(topic), apply=apply)
+
+    @contextmanager
+    def one_at_a_time(self, what: Literal["verification", "repair"]) -> Iterator[None]:
+        """For the room `repair`. A verification may read every byte of both tiers; repairs share a
+        scratch folder, and would open a damaged log twice. Raises Throttled.
+        """
+        if not self._at_once[what].acquire(blocking=False):
+            raise Throttled(f"a {what} is in progress; only one runs at a time")
+        try:
+            yield
+        finally:
+            self._at_once[what].release()
+
+    def reopen_damaged(
+        self, topic: Topic, damaged: DamagedPartition, *, end_offset: int, cuts: bool
+    ) -> bool:
+        """Serve a log that was repaired on disk, without a restart; False if it is still damaged.
+        `end_offset`: where it may end; with `cuts`, what was above it is lost.
+        """
+        place = (topic.record.topic_id, damaged.number)
+        if cuts:
+            end = {(topic.record.name, damaged.number): end_offset}
+            self._topics.compaction_offsets.truncate(end)
+            self.groups.truncations.begin(place)
+        opened = self._opener.reopen(topic.record, damaged, end_offset=end_offset, cuts=cuts)
+        if isinstance(opened, DamagedPartition):
+            topic.add({damaged.number: opened})
+            return False
+        end_offset = opened.log.log_end_offset  # before anything is appended
+        topic.add({damaged.number: opened})
+        if cuts:  # first: the next steps may fail
+            self.groups.truncations.end(place, end_offset)
+            self.groups.follow_truncations()
+        # Otherwise the start after a crash finds the log below its old recovery point.
+        self.checkpoints.save()
+        self._opener.forget_take_overs()
+        return True
 
     # --- reports ----------------------------------------------------------------------------------
 

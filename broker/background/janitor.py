@@ -33,12 +33,15 @@ from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.partition import Partition
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.task_failures import PartitionTask, TaskFailures
+from tierlog.broker.topics import Topic
+from tierlog.host.deferred_errors import DeferredErrors
 from tierlog.host.threads import Threads
 from tierlog.hot_tier.sealed_segments import SegmentView
 from tierlog.hot_tier.segment import age_timestamp
-from tierlog.manifest.garbage import GarbagePolicy
+from tierlog.manifest.garbage import GarbagePlan, GarbagePolicy
 from tierlog.manifest.state import live_size_bytes
 from tierlog.record_format.errors import (
+    ConfigurationError,
     DiskFull,
     LogOfflineError,
     OutcomeUnknownError,
@@ -201,6 +204,22 @@ class Janitor:
             return
         if gone:
             log.info("garbage collected", partition=str(partition), objects=gone)
+
+    def collect_topic(self, topic: Topic, *, apply: bool) -> dict[int, GarbagePlan]:
+        """Each partition's garbage; with `apply` it is deleted. Raises FencedError."""
+        plans: dict[int, GarbagePlan] = {}
+        refused = DeferredErrors(ConfigurationError)  # for objects that may not be deleted
+        for number, partition in topic.partitions.items():
+            if not partition.has_bucket:
+                continue
+            partition.claim() if apply else partition.check_claim()
+            if (plan := partition.garbage_plan(self.policy)) is not None:
+                plans[number] = plan
+            if apply:
+                with refused:
+                    partition.collect_garbage(self.policy)
+        refused.raise_first()
+        return plans
 
     @property
     def _collect_every_ms(self) -> int:

@@ -17,7 +17,7 @@ from typing import Final
 from tierlog.record_format.errors import ConfigurationError
 
 PACKAGES: Final = ("tierlog", "pyspark_tierlog")
-LEFT_OUT: Final = frozenset(("api", "broker", "hot_tier"))
+LEFT_OUT: Final = frozenset(("api", "broker", "hot_tier", "repair"))
 _TIMESTAMP: Final = (2020, 1, 1, 0, 0, 0)  # of every file in the zip
 
 

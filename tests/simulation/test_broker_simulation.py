@@ -40,7 +40,6 @@ from tierlog.broker.background import janitor
 from tierlog.broker.broker import Broker
 from tierlog.broker.cold_reads import ColdReads, uses_bucket
 from tierlog.broker.groups.requests import NewOffset
-from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.hot_tier.log_config import LogConfig
@@ -55,6 +54,9 @@ from tierlog.record_format.errors import (
     UnknownGroup,
 )
 from tierlog.record_format.produced import ProduceLimits, check_produced
+from tierlog.repair.repair import repair_topic
+from tierlog.repair.restore import RestoreOptions, restore
+from tierlog.repair.verify import verify_topic
 
 STEPS = 60
 GAP = 10_000
@@ -360,7 +362,7 @@ class World:
     def verify(self) -> None:
         for name in self.topics:
             with self.store.faultless():
-                report = self.broker.verify(name, deep=True)
+                report = verify_topic(self.broker, name, deep=True)
             if not report.ok:
                 raise Wrong(report.problems)
 
@@ -587,7 +589,7 @@ class World:
         print("  ", path)
         self._damage(path)
         if self.random.random() < 0.5:
-            report = self.broker.verify(name, deep=True)
+            report = verify_topic(self.broker, name, deep=True)
             found = {problem.base_offset for problem in report.problems}
             if found != {base_offset}:
                 raise Wrong(f"{path} is damaged, and verify found {report.problems}")
@@ -596,13 +598,13 @@ class World:
         if self.random.random() < 0.5:
             self._plan_a_crash(after=40)
             with suppress(Crash):
-                self.broker.repair(name, apply=True, deep=True)
+                repair_topic(self.broker, name, apply=True, deep=True)
             self._lose_process(power_fails=self.random.random() < 0.6)
             self.open()
-            self.broker.repair(name, apply=True, deep=True)
+            repair_topic(self.broker, name, apply=True, deep=True)
             self._settle()
         else:
-            self.broker.repair(name, apply=True, deep=True)
+            repair_topic(self.broker, name, apply=True, deep=True)
         self.verify()
 
     def damage_a_derived_file(self) -> None:

@@ -40,7 +40,6 @@ from tests.simulation.topic_model import Wrong
 from tierlog.broker.groups import groups
 from tierlog.broker.groups.requests import NewOffset
 from tierlog.broker.ownership import take_over
-from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.host.clock import wall_clock_ms
 from tierlog.manifest.garbage import Collector, GarbagePolicy
 from tierlog.manifest.keys import CLUSTER_KEY, topic_versions
@@ -53,6 +52,8 @@ from tierlog.record_format.errors import (
     StoreUnavailable,
     TierlogError,
 )
+from tierlog.repair.repair import repair_topic
+from tierlog.repair.restore import RestoreOptions, restore
 
 HOUR_MS = 3_600_000
 EVERYTHING = GarbagePolicy(grace_ms=0, keep_ms=0, keep_min=1)
@@ -176,12 +177,12 @@ class Life(World):
         self._roll_and_copy("a")
         for entry in self.broker.partition("a", 0).cold.entries(0):
             (self.root / "bucket" / entry.indexes_key).write_bytes(b"corrupt")
-        self.broker.repair("a", apply=True, deep=True)
+        repair_topic(self.broker, "a", apply=True, deep=True)
 
     def _repair_all(self) -> None:
         """In case that a repair was interrupted."""
         for name in self.topics:
-            self.broker.repair(name, apply=True, deep=True)
+            repair_topic(self.broker, name, apply=True, deep=True)
 
     def restart(self) -> None:
         self.broker.close()

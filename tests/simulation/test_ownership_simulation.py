@@ -38,12 +38,13 @@ from tests.simulation.steps import run, seeds
 from tierlog.broker.background.janitor import removable_end
 from tierlog.broker.broker import Broker
 from tierlog.broker.ownership import take_over
-from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.broker.settings import BrokerSettings
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.manifest.garbage import GarbagePolicy
 from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import CorruptBatch, FencedError, StoreUnavailable, TierlogError
+from tierlog.repair.restore import RestoreOptions, restore
+from tierlog.repair.verify import verify_topic
 
 STEPS = 50
 GAP = 10_000
@@ -482,7 +483,7 @@ class World:
         for _ in range(2):
             self.owner.copy()
         self.check()
-        report = self.owner.broker.verify("t", deep=True)
+        report = verify_topic(self.owner.broker, "t", deep=True)
         assert report.ok, report.problems
 
     def close(self) -> None:

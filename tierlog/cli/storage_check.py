@@ -110,7 +110,7 @@ def _by_broker(client: Client, topic: str, *, deep: bool) -> Report:
 
 @contextmanager
 def _offline(bucket: BucketOptions, *, deep: bool) -> Iterator[Check]:
-    from tierlog.broker.repair.verify import size_of, verify_bucket
+    from tierlog.repair.verify import size_of, verify_bucket
 
     def check(topic: str) -> Report:
         found = reader.topic(topic)

@@ -31,10 +31,10 @@ from tierlog.host.clock import wall_clock_ms
 
 if TYPE_CHECKING:
     from tierlog.broker.broker import Broker
-    from tierlog.broker.repair.repair_step import RepairStep
-    from tierlog.broker.repair.restore import RestoreReport
     from tierlog.manifest.garbage import GarbagePlan, GarbagePolicy
     from tierlog.object_store.store import ObjectStore
+    from tierlog.repair.repair_step import RepairStep
+    from tierlog.repair.restore import RestoreReport
 
 
 DataDirOption = Annotated[
@@ -119,7 +119,7 @@ class OwnerOptions:
 
     def repair_plan(self, data_dir: Path, topic: str, *, deep: bool) -> list[RepairStep]:
         """The steps of a repair; changes nothing. Raises ConfigurationError."""
-        from tierlog.broker.repair.offline_plan import plan_repair
+        from tierlog.repair.offline_plan import plan_repair
 
         settings, store = self._open_store(data_dir)
         return plan_repair(settings, store, topic, deep=deep)
@@ -185,8 +185,10 @@ def repair(
     set aside, never deleted.
     """
     if apply:
+        from tierlog.repair.repair import repair_topic
+
         with owner.broker(data_dir) as broker:
-            steps = broker.repair(topic, apply=True, deep=deep, accept_loss=accept_loss)
+            steps = repair_topic(broker, topic, apply=True, deep=deep, accept_loss=accept_loss)
     else:
         steps = owner.repair_plan(data_dir, topic, deep=deep)
     if output.is_json:
@@ -282,9 +284,9 @@ def restore(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Create a data folder from a bucket. The first serve on it takes over the partitions."""
-    from tierlog.broker.repair.restore import RestoreOptions
-    from tierlog.broker.repair.restore import restore as restore_folder
     from tierlog.cli.logs import configure_logs
+    from tierlog.repair.restore import RestoreOptions
+    from tierlog.repair.restore import restore as restore_folder
 
     configure_logs()
     options = RestoreOptions(data_dir=data_dir, gap=gap, clock=wall_clock_ms, tail=tail)

@@ -25,6 +25,7 @@ from tierlog.api.http.metrics.registry import CONTENT_TYPE
 from tierlog.api.http.request import media_types
 from tierlog.api.http.schemas import Alive, Ready
 from tierlog.record_format.findings import Problem
+from tierlog.repair.verify import verify_topic
 
 
 class OffloadQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -83,7 +84,7 @@ async def verify(
     _: Annotated[None, WithoutBody],
 ) -> Response:
     """The problems found are the response, not an error."""
-    report = await context.write_cold(context.broker.verify, topic, deep=query.deep)
+    report = await context.write_cold(verify_topic, context.broker, topic, deep=query.deep)
     return JsonResponse(
         replace(report, problems=[_shown_problem(context, one) for one in report.problems])
     )

@@ -14,6 +14,8 @@ from tierlog.hot_tier import closed_log
 from tierlog.manifest.topic_objects import Cluster, create_cluster
 from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import ConfigurationError, CorruptBatch, CorruptSnapshot
+from tierlog.repair.repair import repair_topic
+from tierlog.repair.verify import verify_topic
 
 KAFKA = golden.ROOT
 
@@ -93,7 +95,7 @@ def test_an_unclean_compacted_log_is_left_as_it_is_until_kafka_was_shut_down_cle
             harness.broker.partition("compacted-keep", 0)
         (reason,) = harness.broker.readiness().reasons
         assert reason.startswith("compacted-keep-0: ")
-        (step,) = harness.broker.repair("compacted-keep", apply=True, accept_loss=True)
+        (step,) = repair_topic(harness.broker, "compacted-keep", apply=True, accept_loss=True)
         assert (step.action, step.done) == ("none", False)
         harness.restart()
     harness.broker.close()
@@ -122,7 +124,7 @@ def test_a_log_whose_older_segments_are_in_kafkas_remote_storage_starts_at_its_f
         ]
         assert harness.records("many-segments", offset=second)[0].offset == second
         harness.offload("many-segments")
-        assert harness.broker.verify("many-segments", deep=True).ok
+        assert verify_topic(harness.broker, "many-segments", deep=True).ok
         harness.restart()
         assert harness.broker.partition("many-segments", 0).offsets().log_start_offset == second
     finally:

@@ -20,7 +20,6 @@ from tests.fakes.compacted_topics import (
 from tierlog.broker.background import mirror
 from tierlog.broker.broker import Broker
 from tierlog.broker.data_folder import RECOVERY_POINTS
-from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.broker.settings import BrokerSettings
 from tierlog.hot_tier import cleaner
 from tierlog.hot_tier.cleaner import Interrupted
@@ -28,6 +27,9 @@ from tierlog.hot_tier.log_writer import Acks
 from tierlog.object_store.open import open_store
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.errors import CorruptDataError, StoreUnavailable
+from tierlog.repair.repair import repair_topic
+from tierlog.repair.restore import RestoreOptions, restore
+from tierlog.repair.verify import verify_topic
 
 
 def test_compaction_keeps_the_last_value_of_each_key_at_its_offset(harness):
@@ -68,7 +70,7 @@ def test_no_wrong_offset_is_served_from_a_compacted_segment(harness):
         else:
             assert {record.offset: record for record in found} == before, (header, bit)
     assert refused == len(flips) > 9
-    (step,) = [one for one in harness.broker.repair("t", apply=True, deep=True) if one.done]
+    (step,) = [one for one in repair_topic(harness.broker, "t", apply=True, deep=True) if one.done]
     assert step.action == "set-aside"
     assert {record.offset: record for record in harness.records("t")} == before
 
@@ -88,7 +90,7 @@ def test_compaction_is_mirrored_to_the_bucket(harness):
     assert before <= {removed.key for removed in partition.cold.manifest.removed}
     assert cold_records(harness, "t") == harness.records("t")
     assert last.items() <= last_of(harness.records("t")).items()
-    report = harness.broker.verify("t", deep=True)
+    report = verify_topic(harness.broker, "t", deep=True)
     assert not report.problems
 
 
@@ -99,7 +101,7 @@ def test_a_sealed_but_unflushed_segment_is_compacted_correctly(harness):
     harness.broker.background.compactor.run_round()
     log = harness.broker.partition("t", 0).log
     assert (log.high_watermark, log.log_end_offset, log.sealed.swap_sequence > 0) == (10, 11, True)
-    assert harness.broker.verify("t", deep=True).ok
+    assert verify_topic(harness.broker, "t", deep=True).ok
     assert [record.offset for record in harness.records("t")] == [9]
 
 
@@ -137,7 +139,7 @@ def test_tiers_agree_after_several_rounds(harness):
     offload(harness, "t")
     assert last_of(harness.records("t")) == last
     assert cold_records(harness, "t") == harness.records("t")
-    assert not harness.broker.verify("t", deep=True).problems
+    assert not verify_topic(harness.broker, "t", deep=True).problems
 
 
 def test_compaction_continues_while_the_store_is_down(harness):
@@ -166,7 +168,7 @@ def test_mirroring_resumes_after_a_crash(harness):
     assert harness.records("t") == expected
     offload(harness, "t")
     assert cold_records(harness, "t") == expected
-    assert not harness.broker.verify("t", deep=True).problems
+    assert not verify_topic(harness.broker, "t", deep=True).problems
 
 
 def test_a_partition_with_a_missing_file_blocks_no_other(harness):
@@ -522,7 +524,7 @@ def test_offsets_reused_after_a_truncation_are_dirty(harness):
             path.unlink()
     harness.broker = harness.open()
     harness.stop_copying()
-    (step,) = harness.broker.repair("t", apply=True, accept_loss=True)
+    (step,) = repair_topic(harness.broker, "t", apply=True, accept_loss=True)
     assert step.done
     harness.restart()
     harness.stop_copying()

@@ -42,6 +42,8 @@ from tierlog.record_format.errors import (
     UnknownGroup,
     UnknownTopic,
 )
+from tierlog.repair.repair import repair_topic
+from tierlog.repair.verify import verify_topic
 
 NO_GRACE = GarbagePolicy(grace_ms=0)
 
@@ -425,7 +427,7 @@ def test_late_work_on_a_deleted_topic_leaves_the_next_topic_alone(harness, call)
         ("maybe_roll", lambda broker: broker.offload("t", wait_ms=10_000)),
         ("delete_local", lambda broker: broker.offload("t", wait_ms=10_000)),
         ("trim", lambda broker: broker.trim("t", 0, 2)),
-        ("segments", lambda broker: broker.verify("t")),
+        ("segments", lambda broker: verify_topic(broker, "t")),
     ],
 )
 def test_a_topic_deleted_during_a_call_is_unknown(harness, monkeypatch, step, call) -> None:
@@ -788,7 +790,7 @@ def test_a_deletion_waits_for_an_upload(harness, monkeypatch, by) -> None:
         log_object.unlink()
     monkeypatch.setattr(harness.store, "put_file", delete_meanwhile, raising=False)
     with pytest.raises(UnknownTopic):
-        harness.broker.repair("t", apply=True) if by == "a repair" else harness.copy_sealed()
+        repair_topic(harness.broker, "t", apply=True) if by == "a repair" else harness.copy_sealed()
     assert harness.broker.registry.deleted()
     harness.broker.background.deletions.run_round()
     assert in_bucket(harness) == ["cluster.json"]

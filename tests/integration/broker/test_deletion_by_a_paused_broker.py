@@ -13,12 +13,13 @@ from tests.fakes.broker_harness import BrokerHarness
 from tierlog.broker import topic_deletion
 from tierlog.broker.bucket import Bucket
 from tierlog.broker.data_folder import DataFolder
-from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.topic_registry import TopicRegistry
 from tierlog.manifest.topic_objects import TopicObjects
 from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import FencedError
+from tierlog.repair.restore import RestoreOptions, restore
+from tierlog.repair.verify import verify_topic
 
 CONFIG = {"segment.bytes": 1024, "retention.ms": -1, "remote.storage.enable": True}
 CHANGES = ("put", "delete", "abort_upload")
@@ -111,7 +112,7 @@ class Scenario:
         """All that the new owner wrote is still there, and a restore finds it."""
         assert records_of(self.new) == self.written
         self.new.broker.background.copy_round()
-        report = self.new.broker.verify("t", deep=True)
+        report = verify_topic(self.new.broker, "t", deep=True)
         assert report.ok, report.problems
         (topic,) = TopicObjects(open_store(f"file://{self.bucket}")).scan()
         assert not TopicObjects(open_store(f"file://{self.bucket}")).load_topic(*topic).deleted

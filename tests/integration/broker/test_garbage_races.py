@@ -6,6 +6,7 @@ from tests.fakes.faulty_object_store import FailsAfter
 from tests.integration.broker.test_lost_responses import losing_responses
 from tierlog.manifest.garbage import GarbagePolicy
 from tierlog.record_format.errors import StoreUnavailable
+from tierlog.repair.repair import repair_topic
 
 NO_GRACE = GarbagePolicy(grace_ms=0)
 
@@ -41,7 +42,7 @@ def replace_first(harness):
 def repair_first(harness):
     (first,) = harness.broker.partition("t", 0).cold.entries(0)
     (harness.root / "bucket" / first.log_key).unlink()
-    assert [step.done for step in harness.broker.repair("t", apply=True)] == [True]
+    assert [step.done for step in repair_topic(harness.broker, "t", apply=True)] == [True]
 
 
 def bucket_is_complete(harness):

@@ -12,7 +12,6 @@ from tierlog.broker.groups.truncations import TRUNCATIONS, Truncations
 from tierlog.broker.groups.view import GroupView
 from tierlog.broker.ownership.take_over import TAKE_OVERS
 from tierlog.broker.partition import Partition
-from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.hot_tier.log_folder import LOG, path_of
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.object_store.open import open_store
@@ -36,6 +35,8 @@ from tierlog.record_format.errors import (
     UnknownTopic,
 )
 from tierlog.record_format.produced import build_produced
+from tierlog.repair.repair import repair_topic
+from tierlog.repair.restore import RestoreOptions, restore
 
 
 @pytest.fixture
@@ -239,7 +240,7 @@ def test_groups_are_reset_to_the_log_end_after_a_truncation(harness, topic, stor
     harness.broker = harness.open()
     harness.set_down(not store_works)
     with nullcontext() if store_works else pytest.raises(StoreUnavailable):
-        steps = harness.broker.repair("t", apply=True, accept_loss=True)
+        steps = repair_topic(harness.broker, "t", apply=True, accept_loss=True)
         assert [one.action for one in steps if one.done] == ["cut"]
     for _ in range(2):
         assert offsets_of(harness, "g") == {("t", 0): 30, ("t", 1): 50}
@@ -272,7 +273,7 @@ def test_a_group_reset_that_failed_is_repeated(harness, topic, monkeypatch, fail
         patched.setattr(*failing, fails)
         harness.broker = harness.open()
         with suppress(StoreUnavailable):
-            harness.broker.repair("t", apply=True, accept_loss=True)
+            repair_topic(harness.broker, "t", apply=True, accept_loss=True)
         if failing[1] in ("end", "follow_truncations"):
             harness.broker.close()
     if failing[1] in ("end", "follow_truncations"):

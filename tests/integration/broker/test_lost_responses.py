@@ -17,6 +17,7 @@ from tests.fakes.faulty_object_store import FailsAfter
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.manifest.store import UNRECORDED_COMMITS_MAX
 from tierlog.record_format.errors import OutcomeUnknownError, StoreUnavailable
+from tierlog.repair.verify import verify_topic
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_compaction_after_a_commit_of_unknown_outcome_is_mirrored(uncertain, res
     assert (
         last_of(uncertain.records("t")) == last_of(cold_records(uncertain, "t")) == uncertain.last
     )
-    assert not uncertain.broker.verify("t", deep=True).problems
+    assert not verify_topic(uncertain.broker, "t", deep=True).problems
 
 
 def test_repeated_commits_of_unknown_outcome_do_not_look_like_an_older_copy(harness):

@@ -32,6 +32,7 @@ from tierlog.record_format.errors import (
     UnknownTopic,
 )
 from tierlog.record_format.produced import build_produced
+from tierlog.repair.verify import verify_topic
 
 SMALL = {"segment.bytes": 4096, "retention.ms": -1}
 LOCAL_ONLY = {"remote.storage.enable": False}
@@ -390,7 +391,7 @@ def test_records_written_after_disabling_remote_storage_stay_on_disk(harness):
     assert reported.offload_lag_ms == 0
     harness.restart()
     assert [record.offset for record in harness.records("t")] == list(range(200))
-    assert harness.broker.verify("t", deep=True).ok
+    assert verify_topic(harness.broker, "t", deep=True).ok
 
 
 @pytest.mark.parametrize("was_claimed", [False, True])
@@ -411,7 +412,7 @@ def test_records_written_before_enabling_remote_storage_are_offloaded(harness, w
     assert partition.log.local_log_start_offset > 15
     harness.restart()
     assert [record.offset for record in harness.records("t", offset=15)] == list(range(15, 200))
-    assert harness.broker.verify("t", deep=True).ok
+    assert verify_topic(harness.broker, "t", deep=True).ok
 
 
 def test_an_unrecorded_upload_is_found_again_after_disabling_remote_storage(harness, monkeypatch):
@@ -451,7 +452,7 @@ def test_a_segment_uploaded_while_remote_storage_is_disabled_is_read_from_the_bu
     assert 0 < partition.log.local_log_start_offset == partition.cold.end_offset < 200
     harness.restart()
     assert [record.offset for record in harness.records("t")] == list(range(200))
-    assert harness.broker.verify("t", deep=True).ok
+    assert verify_topic(harness.broker, "t", deep=True).ok
 
 
 def test_work_that_waits_for_the_store_changes_nothing_after_a_stop(harness, monkeypatch):

@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from tierlog.broker.ownership.fence_checker import FenceChecker
-from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.object_store.open import open_store
+from tierlog.repair.restore import RestoreOptions, restore
 
 GAP = 1000
 

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.broker_harness import BrokerHarness
-from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.object_store.open import open_store
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.produced import ProduceLimits, check_produced
+from tierlog.repair.restore import RestoreOptions, restore
+from tierlog.repair.verify import verify_topic
 
 OLDER = Path(__file__).parents[2] / "fixtures" / "older"
 ORDERS = [b"order %d" % number for number in range(300)]
@@ -39,7 +40,7 @@ def assert_whole(harness):
     assert newest_users(harness) == {b"user-%d" % n: b"round 2" for n in range(40)}
     harness.offload("orders")
     for topic in ("orders", "users"):
-        report = harness.broker.verify(topic, deep=True)
+        report = verify_topic(harness.broker, topic, deep=True)
         assert report.ok, report.problems
 
 

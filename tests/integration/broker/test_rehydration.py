@@ -17,7 +17,7 @@ from tests.fakes.compacted_topics import (
 from tests.fakes.damage import flip
 from tests.fakes.records import iter_records
 from tests.integration.broker.test_adopt import copy_of_kafka
-from tests.integration.broker.test_restore import GAP, Restored
+from tests.integration.repair.test_restore import GAP, Restored
 from tierlog.broker.background.compactor import cold_only, has_cold_only
 from tierlog.broker.broker import Broker
 from tierlog.broker.groups.requests import NewOffset
@@ -28,6 +28,8 @@ from tierlog.hot_tier.recovery import OpenRequest
 from tierlog.object_store.open import open_store
 from tierlog.record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from tierlog.record_format.errors import DiskFull, InvalidConfig
+from tierlog.repair.repair import repair_topic
+from tierlog.repair.verify import verify_topic
 
 
 @pytest.fixture
@@ -113,9 +115,9 @@ def test_a_segment_before_a_gap_that_was_trimmed_does_not_keep_the_next_on_disk(
     restored.broker.trim("t", 0, 507)
     assert log.base_offsets[1] == 500 + GAP
     flip(log.segments()[1].path, 100)
-    (step,) = restored.broker.repair("t", apply=True, deep=True)
+    (step,) = repair_topic(restored.broker, "t", apply=True, deep=True)
     assert step.action == "set-aside"
-    assert restored.broker.verify("t", deep=True).ok
+    assert verify_topic(restored.broker, "t", deep=True).ok
 
 
 def test_a_reader_at_the_end_crosses_the_gap_before_new_records(restored):
@@ -143,7 +145,7 @@ def test_compaction_is_mirrored_across_the_gap_and_a_restart(restored, last_valu
     gap_end = partition_of(restored).cold.manifest.gaps[0].end_offset
     entries = partition_of(restored).cold.entries(0)
     assert not [one for one in entries if one.base_offset < gap_end <= one.last_offset]
-    report = restored.broker.verify("t", deep=True)
+    report = verify_topic(restored.broker, "t", deep=True)
     assert [p for p in report.problems if p.kind != "gap"] == []
 
 

@@ -30,6 +30,7 @@ from tierlog.record_format.errors import (
     OffsetTrimmed,
     StoreUnavailable,
 )
+from tierlog.repair.verify import verify_topic
 
 YEAR_MS = 365 * 86_400_000
 SMALL = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
@@ -404,7 +405,7 @@ def test_a_foreign_bucket_is_not_written_to_and_our_own_is_used_again(harness, m
     harness.wait_for(lambda: "store refused" in "".join(harness.broker.readiness().degraded))
     harness.fill(200)
     with pytest.raises(ConfigurationError, match="foreign"):
-        harness.broker.verify("t")
+        verify_topic(harness.broker, "t")
     harness.broker.background.deleting.stop(10)
     harness.broker.delete_topic("going")
     with pytest.raises(ConfigurationError, match="foreign"):
@@ -417,7 +418,7 @@ def test_a_foreign_bucket_is_not_written_to_and_our_own_is_used_again(harness, m
     harness.broker.background.deletions.run_round()
     assert not any("going" in str(path) for path in ours.rglob("*") if path.is_file())
     harness.offload()
-    assert harness.broker.verify("t").ok
+    assert verify_topic(harness.broker, "t").ok
 
 
 def test_size_retention_is_stable_while_trims_cannot_reach_the_bucket(harness):
@@ -468,7 +469,7 @@ def test_a_store_whose_cluster_object_cannot_be_read_is_down(harness, position):
     flip(cluster, position)
     harness.wait_for(lambda: harness.broker.readiness().degraded == [])
     harness.offload()
-    assert harness.broker.verify("t", deep=True).ok
+    assert verify_topic(harness.broker, "t", deep=True).ok
 
 
 def test_one_bad_answer_at_the_start_is_asked_for_again(harness, monkeypatch):
@@ -482,4 +483,4 @@ def test_one_bad_answer_at_the_start_is_asked_for_again(harness, monkeypatch):
     harness.wait_for(lambda: harness.broker.readiness().degraded == [])
     harness.fill(100)
     harness.offload()
-    assert harness.broker.verify("t", deep=True).ok
+    assert verify_topic(harness.broker, "t", deep=True).ok

@@ -23,6 +23,8 @@ from tierlog.object_store.open import open_store
 from tierlog.record_format.checkpoint_files import format_partition_metadata
 from tierlog.record_format.errors import ConfigurationError, FencedError, OutcomeUnknownError
 from tierlog.record_format.topic_rules import MAX_NAME_LENGTH
+from tierlog.repair.repair import repair_topic
+from tierlog.repair.verify import verify_topic
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1}
 GAP = 1000
@@ -102,7 +104,7 @@ def assert_continues_above_the_gap(harness, *, kept, set_aside=0):
     harness.offload()
     harness.restart()
     assert harness.records("t") == [*before, after]
-    assert harness.broker.verify("t", deep=True).ok
+    assert verify_topic(harness.broker, "t", deep=True).ok
 
 
 def diverged_folders(harness):
@@ -131,7 +133,7 @@ def test_diverged_records_are_set_aside_and_the_log_continues_at_the_buckets_end
     assert (reported.folder, reported.size_bytes > 0) == (str(folder), True)
     harness.fill(10, mark=b"after")
     harness.offload()
-    assert harness.broker.verify("t", deep=True).ok
+    assert verify_topic(harness.broker, "t", deep=True).ok
 
 
 def test_diverged_records_of_the_longest_topic_name_are_set_aside(harness, tmp_path):
@@ -250,7 +252,7 @@ def test_a_trim_past_the_buckets_end_is_kept(shared_tail):
     assert [one.offset for one in harness.records("t", offset=115)][-25:] == list(range(115, 140))
     assert harness.produce("t", [b"after"]).base_offset == 160 + GAP
     harness.offload()
-    assert harness.broker.verify("t", deep=True).ok
+    assert verify_topic(harness.broker, "t", deep=True).ok
 
 
 @pytest.mark.parametrize(
@@ -342,7 +344,9 @@ def test_a_damaged_log_is_taken_over_when_it_is_repaired(diverged):
     harness.broker = harness.open(**TAKE_OVER)
     (reason,) = harness.broker.readiness().reasons
     assert "was flushed" in reason
-    (step,) = [one for one in harness.broker.repair("t", apply=True, accept_loss=True) if one.done]
+    (step,) = [
+        one for one in repair_topic(harness.broker, "t", apply=True, accept_loss=True) if one.done
+    ]
     assert step.action == "cut"
     assert not take_over.TAKE_OVERS.path(harness.root / "data").exists()
     assert_continues_above_the_gap(harness, kept=160)

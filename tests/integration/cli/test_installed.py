@@ -17,7 +17,7 @@ from tests.fakes.command_line import ENVIRONMENT, ROOT
 from tests.fakes.waiting import until
 from tests.integration.cli.test_readme import BLOCKS, SPARK
 
-THEIRS = ("api", "broker", "manifest")
+THEIRS = ("api", "broker", "manifest", "repair")
 SPARK_READS = """
 import pyspark_tierlog
 from pyspark.sql import SparkSession

@@ -19,10 +19,10 @@ from tests.integration.console.conftest import PHONE, Console, enter_token, open
 from tierlog.api.console import topic_pages
 from tierlog.api.http.access.scopes import Scope
 from tierlog.api.http.access.tokens import create_token
-from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.object_store.ledger import FREE, PriceTable
 from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import StoreUnavailable
+from tierlog.repair.restore import RestoreOptions, restore
 
 TICK = "document.body.dispatchEvent(new CustomEvent('tick'))"
 RECORDS = "document.querySelectorAll('.list details').length"

@@ -5,8 +5,6 @@ import pytest
 
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.damage import cut, flip
-from tierlog.broker.repair import local_check, verify
-from tierlog.broker.repair.verify import verify_bucket
 from tierlog.broker.segment_listing import iter_segments, peek_segments
 from tierlog.cold_tier import segment_check
 from tierlog.manifest.topic_objects import TopicObjects
@@ -15,6 +13,9 @@ from tierlog.object_store.open import open_store
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.errors import CorruptManifest, StoreUnavailable
 from tierlog.record_format.findings import Findings, ProblemKind
+from tierlog.repair import local_check, verify
+from tierlog.repair.repair import repair_topic
+from tierlog.repair.verify import verify_bucket, verify_topic
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
 
@@ -48,10 +49,10 @@ def kinds_of(report, key):
 
 
 def test_an_intact_topic_is_ok_and_counts_what_was_checked(filled):
-    shallow = filled.broker.verify("t")
+    shallow = verify_topic(filled.broker, "t")
     assert shallow.ok, shallow.problems
     assert shallow.checked.objects == 2 * len(entries(filled))
-    deep = filled.broker.verify("t", deep=True)
+    deep = verify_topic(filled.broker, "t", deep=True)
     assert deep.ok, deep.problems
     cold = sum(entry.record_count for entry in entries(filled))
     local = 201 - filled.broker.partition("t", 0).offsets().local_log_start_offset
@@ -67,7 +68,7 @@ def test_an_intact_topic_is_ok_and_counts_what_was_checked(filled):
 def test_a_missing_or_truncated_object_is_named_without_reading_it(filled, which, damage, kind):
     key = getattr(entries(filled)[1], which)
     damage(path_of(filled, key))
-    for report in (filled.broker.verify("t"), offline(filled)):
+    for report in (verify_topic(filled.broker, "t"), offline(filled)):
         assert kinds_of(report, key) == {kind}
         assert len(report.problems) == 1
 
@@ -88,7 +89,7 @@ def test_a_flipped_byte_of_a_log_object_is_found_only_by_a_deep_check(filled):
     for position in (0, 61, 2000):
         flip(path_of(filled, key), position)
         assert offline(filled).ok, "a folder store has no checksums; a shallow check reads no log"
-        report = filled.broker.verify("t", deep=True)
+        report = verify_topic(filled.broker, "t", deep=True)
         assert kinds_of(report, key) == {"chunk-corrupt"}
         assert f"first offset {entries(filled)[1].base_offset}" in report.problems[0].detail
         flip(path_of(filled, key), position)
@@ -115,22 +116,22 @@ def test_a_missing_or_corrupt_manifest_is_named(filled):
     path = path_of(filled, key)
     whole = path.read_bytes()
     path.unlink()
-    assert kinds_of(filled.broker.verify("t"), key) == {"manifest-missing"}
+    assert kinds_of(verify_topic(filled.broker, "t"), key) == {"manifest-missing"}
     path.write_bytes(whole)
     flip(path, len(whole) // 2)
-    assert kinds_of(filled.broker.verify("t"), key) == {"manifest-corrupt"}
+    assert kinds_of(verify_topic(filled.broker, "t"), key) == {"manifest-corrupt"}
     assert kinds_of(offline(filled), key) == {"manifest-corrupt"}
     path.write_bytes(whole[:-20])
-    assert filled.broker.verify("t").problems[0].kind == "manifest-corrupt"
+    assert verify_topic(filled.broker, "t").problems[0].kind == "manifest-corrupt"
     path.write_bytes(whole)
-    assert filled.broker.verify("t").ok
+    assert verify_topic(filled.broker, "t").ok
 
 
 def test_a_missing_topic_object_is_named(filled):
     folder = next((filled.root / "bucket").glob("topics/t/*/topic"))
     for path in folder.iterdir():
         path.unlink()
-    assert [one.kind for one in filled.broker.verify("t").problems] == ["topic-object"]
+    assert [one.kind for one in verify_topic(filled.broker, "t").problems] == ["topic-object"]
     with pytest.raises(CorruptManifest, match="the topic object, which"):
         offline(filled)
 
@@ -149,7 +150,7 @@ def test_a_missing_truncated_or_corrupt_page_is_named_and_the_rest_is_checked(fi
     path = path_of(filled, pages[1].key)
     whole = path.read_bytes()
     path.unlink()
-    report = filled.broker.verify("t")
+    report = verify_topic(filled.broker, "t")
     assert kinds_of(report, pages[1].key) == {"page-missing"}
     assert report.checked.segments == len(entries_readable(filled, pages[1]))
     path.write_bytes(whole)
@@ -170,12 +171,12 @@ def entries_readable(harness, lost_page):
 def test_a_pin_whose_version_lost_an_object_is_named(filled):
     cold = filled.broker.partition("t", 0).cold
     cold._pins.create_pin("friday", cold.manifest.version)
-    assert filled.broker.verify("t").ok
+    assert verify_topic(filled.broker, "t").ok
     key = cold._manifests.versions.key(cold.manifest.version)
     filled.produce("t", [b"more"])
     filled.offload()
     path_of(filled, key).unlink()
-    assert [one.kind for one in filled.broker.verify("t").problems] == ["pin-broken"]
+    assert [one.kind for one in verify_topic(filled.broker, "t").problems] == ["pin-broken"]
 
 
 def test_an_unreadable_pin_does_not_hide_the_others(filled):
@@ -187,15 +188,15 @@ def test_an_unreadable_pin_does_not_hide_the_others(filled):
     filled.offload()
     path_of(filled, key).unlink()
     path_of(filled, cold._manifests.keys.pin("friday")).write_bytes(b"{}")
-    broken = [one.object_key for one in filled.broker.verify("t").problems]
+    broken = [one.object_key for one in verify_topic(filled.broker, "t").problems]
     assert [key.rpartition("/")[2] for key in broken] == ["friday.json", "monday.json"]
 
 
 def test_a_corrupt_local_segment_is_named_by_its_file(filled):
     view = next(v for v in filled.broker.partition("t", 0).log.segments() if v.sealed)
     flip(view.path, 500)
-    assert filled.broker.verify("t").ok
-    report = filled.broker.verify("t", deep=True)
+    assert verify_topic(filled.broker, "t").ok
+    report = verify_topic(filled.broker, "t", deep=True)
     assert [(one.kind, one.file) for one in report.problems] == [
         ("segment-corrupt", str(view.path))
     ]
@@ -217,7 +218,7 @@ def test_offsets_missing_from_local_files_are_named(harness, damage):
         gone.path.write_bytes(gone.path.read_bytes()[: last[-1].end_position if last else 0])
         named_segment, first = gone, last[-1].next_offset if last else gone.base_offset
     harness.broker = harness.open()
-    (problem,) = harness.broker.verify("t", deep=True).problems
+    (problem,) = verify_topic(harness.broker, "t", deep=True).problems
     assert (problem.kind, problem.file) == ("gap", str(named_segment.path))
     assert f"offsets {first} to {after.base_offset - 1} are missing" in problem.detail
 
@@ -226,11 +227,11 @@ def test_tiers_that_differ_are_named_and_repaired_from_the_bucket(filled):
     view = next(v for v in filled.broker.partition("t", 0).log.segments() if v.sealed)
     before = filled.records("t")
     flip(view.path, 15)  # the leader epoch, which a batch's own CRC leaves out
-    report = filled.broker.verify("t", deep=True)
+    report = verify_topic(filled.broker, "t", deep=True)
     assert [(one.kind, one.file) for one in report.problems] == [("tiers-differ", str(view.path))]
-    (step,) = filled.broker.repair("t", apply=True, deep=True)
+    (step,) = repair_topic(filled.broker, "t", apply=True, deep=True)
     assert (step.action, step.base_offset, step.done) == ("set-aside", view.base_offset, True)
-    assert filled.broker.verify("t", deep=True).ok
+    assert verify_topic(filled.broker, "t", deep=True).ok
     assert filled.records("t") == before
 
 
@@ -244,7 +245,7 @@ def test_a_mirror_commit_during_the_check_is_not_a_problem(filled, monkeypatch):
         return found, manifest, stale
 
     monkeypatch.setattr(verify, "check_partition", check_partition)
-    report = filled.broker.verify("t")
+    report = verify_topic(filled.broker, "t")
     assert report.ok, report.problems
 
 
@@ -258,7 +259,7 @@ def test_altering_a_topic_during_the_check_is_not_a_problem(filled, monkeypatch)
         return load(objects, *args)
 
     monkeypatch.setattr(TopicObjects, "load_topic", altered_meanwhile)
-    assert filled.broker.verify("t").ok
+    assert verify_topic(filled.broker, "t").ok
 
 
 def test_the_stores_own_checksum_is_compared_without_reading(filled, monkeypatch):
@@ -288,7 +289,7 @@ def test_objects_collected_during_the_check_are_not_a_problem(filled, monkeypatc
         return real(self, requested)
 
     monkeypatch.setattr(FolderStore, "head", head)
-    report = filled.broker.verify("t")
+    report = verify_topic(filled.broker, "t")
     assert not path_of(filled, gone).exists()
     assert report.ok, report.problems
 
@@ -296,9 +297,9 @@ def test_objects_collected_during_the_check_are_not_a_problem(filled, monkeypatc
 def test_an_unavailable_store_is_an_error_not_a_problem(filled):
     filled.set_down(True)
     with pytest.raises(StoreUnavailable):
-        filled.broker.verify("t")
+        verify_topic(filled.broker, "t")
     filled.set_down(False)
-    assert filled.broker.verify("t").ok
+    assert verify_topic(filled.broker, "t").ok
 
 
 def test_a_report_is_bounded(monkeypatch):
@@ -324,7 +325,7 @@ def test_segments_offloaded_during_the_check_are_not_a_hole(filled, monkeypatch)
         return found
 
     monkeypatch.setattr(verify, "check_partition", check_for_long)
-    report = filled.broker.verify("t")
+    report = verify_topic(filled.broker, "t")
     assert report.ok, report.problems
 
 
@@ -334,12 +335,12 @@ def test_a_local_segment_with_a_bad_sector_is_named(filled, monkeypatch):
     with monkeypatch.context() as disk:
         log.sealed.prepare_upload(bad.base_offset)  # opened before the sector fails
         cannot_read(disk, bad.path, kept=filled.root / "kept")
-        report = filled.broker.verify("t", deep=True)
+        report = verify_topic(filled.broker, "t", deep=True)
         filled.broker.background.holes.check_next(filled.broker.partition("t", 0))
     (problem,) = report.problems
     assert (problem.kind, problem.file) == (ProblemKind.SEGMENT_CORRUPT, str(bad.path))
     assert "cannot be read" in problem.detail
-    assert filled.broker.verify("t", deep=True).ok
+    assert verify_topic(filled.broker, "t", deep=True).ok
 
 
 @pytest.mark.parametrize("which", ["log_key", "indexes_key"])
@@ -349,7 +350,7 @@ def test_an_object_that_the_folders_disk_cannot_read_does_not_hide_the_others(
     unreadable, other = getattr(entries(filled)[1], which), entries(filled)[2].log_key
     path_of(filled, other).unlink()
     cannot_read(monkeypatch, path_of(filled, unreadable), kept=filled.root / "kept")
-    report = filled.broker.verify("t", deep=True)
+    report = verify_topic(filled.broker, "t", deep=True)
     assert kinds_of(report, unreadable) == {"object-checksum"}
     assert "cannot be read" in next(one.detail for one in report.problems)
     assert kinds_of(report, other) == {"object-missing"}
@@ -377,6 +378,6 @@ def test_the_active_segment_can_be_rolled_during_the_check(filled, monkeypatch):
 
     rolled = []
     monkeypatch.setattr(local_check, "scan_segment", roll_first)
-    report = filled.broker.verify("t", deep=True)
+    report = verify_topic(filled.broker, "t", deep=True)
     assert report.ok, report.problems
     assert rolled

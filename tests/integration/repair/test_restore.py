@@ -19,10 +19,6 @@ from tierlog.broker.data_folder import HIGH_WATERMARKS, RECOVERY_POINTS, new_id
 from tierlog.broker.groups.requests import NewOffset
 from tierlog.broker.ownership import take_over
 from tierlog.broker.ownership.ownership import Ownership
-from tierlog.broker.repair import restore as restoring
-from tierlog.broker.repair import restore_tail
-from tierlog.broker.repair.restore import RestoreOptions, restore
-from tierlog.broker.repair.verify import verify_bucket
 from tierlog.host.disk import Disk
 from tierlog.hot_tier import closed_log, open_files
 from tierlog.hot_tier.closed_log import first_batch_at
@@ -39,6 +35,11 @@ from tierlog.record_format.errors import (
     ManifestConflict,
     MissingObject,
 )
+from tierlog.repair import restore as restoring
+from tierlog.repair import restore_tail
+from tierlog.repair.repair import repair_topic
+from tierlog.repair.restore import RestoreOptions, restore
+from tierlog.repair.verify import verify_bucket, verify_topic
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
 GAP = 1_000_000
@@ -133,7 +134,7 @@ def test_no_offset_is_reused_and_readers_skip_the_gap(lost, tmp_path, to_close):
     new.restart()
     assert new.produce("t", [b"again"]).base_offset == 81 + GAP
     new.offload()
-    assert new.broker.verify("t", deep=True).ok
+    assert verify_topic(new.broker, "t", deep=True).ok
 
 
 def test_the_second_of_two_restores_without_a_manifest_continues_above_the_first(
@@ -185,7 +186,7 @@ def test_a_former_owner_is_fenced_and_no_referenced_object_is_lost(lost, tmp_pat
     assert named <= there
     assert new.produce("t", [b"new"]).base_offset == 120 + GAP
     new.offload()
-    assert new.broker.verify("t", deep=True).ok
+    assert verify_topic(new.broker, "t", deep=True).ok
     lost.restart()
     lost.claim()
     assert lost.broker.partition("t", 0).leadership_lost
@@ -206,7 +207,7 @@ def test_a_former_owner_cannot_delete_or_alter_the_topic_in_the_bucket(lost, tmp
     lost.wait_for(lambda: not lost.broker.registry.deleted())
     there = TopicObjects(store_of(new)).load_topic("t", topic_id_of(new))
     assert (there.deleted, there.config["retention.ms"]) == (False, 10**12)
-    assert new.broker.verify("t", deep=True).ok
+    assert verify_topic(new.broker, "t", deep=True).ok
 
 
 def test_a_fenced_broker_refuses_to_delete_or_alter(lost, tmp_path, to_close):
@@ -244,7 +245,7 @@ def test_a_complete_tail_needs_no_gap(lost, tmp_path, to_close):
     assert new.produce("t", [b"next"]).base_offset == 100
     assert new.produce("t", [b"first"], partition=1).base_offset == 0
     new.offload()
-    assert new.broker.verify("t", deep=True).ok
+    assert verify_topic(new.broker, "t", deep=True).ok
     assert new.broker.partition("t", 0).cold.manifest.gaps == ()
     new.restart()
     assert len(new.records("t")) == 101
@@ -336,7 +337,7 @@ def test_an_incomplete_tail_is_followed_by_a_gap(
     assert message in tail.detail
     assert [record.offset for record in new.records("t")] == list(range(kept))
     assert new.produce("t", [b"x"]).base_offset == reached + GAP
-    assert new.broker.verify("t", deep=True).ok
+    assert verify_topic(new.broker, "t", deep=True).ok
 
 
 def test_a_torn_tail_of_a_partition_that_was_never_claimed_is_kept(harness, tmp_path, to_close):
@@ -354,7 +355,7 @@ def test_a_torn_tail_of_a_partition_that_was_never_claimed_is_kept(harness, tmp_
     assert new.records("t") == before[:20]
     assert new.produce("t", [b"x"]).base_offset == 20
     new.offload()
-    assert new.broker.verify("t", deep=True).ok
+    assert verify_topic(new.broker, "t", deep=True).ok
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
@@ -389,13 +390,15 @@ def test_a_tail_corrupted_before_the_first_start_is_truncated_only_with_accept_l
     new.broker = new.open()
     with pytest.raises(CorruptBatch, match=f"below offset {tail.end_offset + 10 * (not is_whole)}"):
         new.broker.partition("t", 0)
-    (step,) = [one for one in new.broker.repair("t", apply=True, accept_loss=True) if one.done]
+    (step,) = [
+        one for one in repair_topic(new.broker, "t", apply=True, accept_loss=True) if one.done
+    ]
     assert step.action == "cut"
     kept = new.records("t")[-1].offset + 1
     assert 80 < kept < tail.end_offset
     assert new.produce("t", [b"next"]).base_offset == (kept if is_whole else kept + GAP)
     new.offload()
-    assert new.broker.verify("t", deep=True).ok
+    assert verify_topic(new.broker, "t", deep=True).ok
     assert not take_over.TAKE_OVERS.path(new.root / "data").exists()
     new.restart()
     assert len(new.records("t")) == kept + 1
@@ -408,7 +411,7 @@ def test_a_tail_missing_a_file_at_the_first_start_is_followed_by_a_gap(lost, tmp
     new.broker = new.open()
     assert new.produce("t", [b"next"]).base_offset == 100 + GAP
     new.offload()
-    assert new.broker.verify("t", deep=True).ok
+    assert verify_topic(new.broker, "t", deep=True).ok
 
 
 @pytest.fixture
@@ -451,7 +454,7 @@ def test_the_log_start_is_restored_from_the_tail(harness, tmp_path, to_close, re
     assert new.broker.partition("t", 0).offsets().log_start_offset == 55
     assert [one.offset for one in new.records("t", offset=55)] == list(range(55, 100))
     new.offload()
-    assert new.broker.verify("t", deep=True).ok
+    assert verify_topic(new.broker, "t", deep=True).ok
 
 
 def test_a_tail_trimmed_past_the_buckets_end_is_copied(lost, tmp_path, to_close):
@@ -469,7 +472,7 @@ def test_a_tail_trimmed_past_the_buckets_end_is_copied(lost, tmp_path, to_close)
     new.offload()
     removed = new.broker.partition("t", 0).cold.manifest.removed
     assert {one.reason for one in removed} == {Reason.TRIM}
-    assert new.broker.verify("t", deep=True).ok
+    assert verify_topic(new.broker, "t", deep=True).ok
 
 
 def test_a_gap_is_kept_after_remote_storage_is_disabled(lost, tmp_path, to_close):
@@ -481,7 +484,7 @@ def test_a_gap_is_kept_after_remote_storage_is_disabled(lost, tmp_path, to_close
     new.broker.alter_topic("t", config={"remote.storage.enable": False})
     for _ in range(2):
         assert [one.offset for one in new.records("t", partition=1)] == [GAP]
-        assert new.broker.verify("t", deep=True).ok
+        assert verify_topic(new.broker, "t", deep=True).ok
         new.restart()
 
 
@@ -597,12 +600,14 @@ def test_a_corrupt_tail_blocks_no_other_partition(lost, tmp_path, to_close):
     with pytest.raises(CorruptBatch, match="below offset 100"):
         new.broker.partition("t", 0)
     assert new.broker.partition("t", 1).offsets().high_watermark == 20
-    (step,) = [one for one in new.broker.repair("t", apply=True, accept_loss=True) if one.done]
+    (step,) = [
+        one for one in repair_topic(new.broker, "t", apply=True, accept_loss=True) if one.done
+    ]
     assert step.action == "cut"
     assert [record.offset for record in new.records("t")] == list(range(90))
     assert new.produce("t", [b"next"]).base_offset == 90 + GAP
     new.offload()
-    assert new.broker.verify("t", deep=True).ok
+    assert verify_topic(new.broker, "t", deep=True).ok
 
 
 def test_a_damaged_tail_of_a_deleted_topic_does_not_prevent_plans(lost, tmp_path, to_close):
@@ -637,7 +642,9 @@ def test_what_the_old_disk_cannot_read_counts_as_corrupt(
     if place == "below the end":
         assert (first.tail.whole, len(new.records("t"))) == (True, 100)
         return
-    (step,) = [one for one in new.broker.repair("t", apply=True, accept_loss=True) if one.done]
+    (step,) = [
+        one for one in repair_topic(new.broker, "t", apply=True, accept_loss=True) if one.done
+    ]
     assert step.action == "cut"
     assert [record.offset for record in new.records("t")] == list(range(90))
 
@@ -709,7 +716,7 @@ def test_a_corrupt_tail_is_repaired_in_the_restored_folder(local_topic, tmp_path
     new = Restored(tmp_path / "new", local_topic, tail=local_topic.root / "data")
     to_close.append(new)
     assert new.report.partitions[0].is_damaged
-    (step,) = new.broker.repair("t", deep=True, apply=True, accept_loss=True)
+    (step,) = repair_topic(new.broker, "t", deep=True, apply=True, accept_loss=True)
     assert (step.action, step.done) == ("drop-batches", True)
     kept = [record.offset for record in new.records("t")]
     assert (len(kept), kept[-1]) == (90, 99)
@@ -727,13 +734,13 @@ def test_compacted_offsets_of_a_tail_are_not_a_loss(harness, tmp_path, to_close)
     harness.broker.background.compactor.run_round()
     harness.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     harness.claim()
-    assert harness.broker.verify("t", deep=True).ok
+    assert verify_topic(harness.broker, "t", deep=True).ok
     harness.broker.close()
     new = Restored(tmp_path / "new", harness, tail=harness.root / "data")
     to_close.append(new)
     run_janitor(new.broker)
     assert [one.offset for one in new.records("t")] == [0, 2, 3, 4]
-    assert new.broker.verify("t", deep=True).ok
+    assert verify_topic(new.broker, "t", deep=True).ok
     assert new.broker.readiness().degraded == []
 
 
@@ -769,7 +776,7 @@ def test_an_unpublished_topic_is_restored_from_the_tail(lost, tmp_path, to_close
     assert new.produce("new", [b"c"], partition=1).base_offset == 2
     new.claim()
     assert TopicObjects(store_of(new)).load_topic("new", topic_id).partitions == 2
-    assert new.broker.verify("new", deep=True).ok
+    assert verify_topic(new.broker, "new", deep=True).ok
 
 
 def test_partitions_that_were_uploaded_but_not_published_are_restored(
@@ -827,7 +834,7 @@ def test_a_tail_whose_first_records_were_compacted_has_no_hole(harness, tmp_path
     to_close.append(new)
     assert [one.offset for one in new.records("t")] == [0, 4, 5]
     new.offload()
-    assert new.broker.verify("t", deep=True).ok
+    assert verify_topic(new.broker, "t", deep=True).ok
 
 
 def change_offline(harness):
@@ -972,7 +979,7 @@ def test_group_offsets_are_restored(lost, tmp_path, to_close, with_tail):
     new.offload(OFFSETS_TOPIC)
     new.restart()
     assert [one.offset for one in new.broker.groups.group("readers")] == [78]
-    assert new.broker.verify(OFFSETS_TOPIC, deep=True).ok
+    assert verify_topic(new.broker, OFFSETS_TOPIC, deep=True).ok
 
 
 def test_the_log_start_is_restored_from_the_bucket(lost, tmp_path, to_close):

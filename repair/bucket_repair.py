@@ -43,10 +43,6 @@ from tierlog.broker.rebuilt_segment import (
     verified_pieces,
     with_producers_of,
 )
-from tierlog.broker.repair.bucket_check import CheckOptions, check_partition
-from tierlog.broker.repair.corrupt_segments import CorruptSegments, InBucket
-from tierlog.broker.repair.object_salvage import ObjectSalvage
-from tierlog.broker.repair.repair_step import ACCEPT_LOSS, Action, RepairStep, spans_of
 from tierlog.cold_tier.index_bundle import ParsedBundle
 from tierlog.cold_tier.segment_check import check_segment
 from tierlog.host.file_slice import FileSlice
@@ -65,6 +61,10 @@ from tierlog.record_format.errors import (
 )
 from tierlog.record_format.findings import Problem, ProblemKind
 from tierlog.record_format.segment_entry import SegmentEntry
+from tierlog.repair.bucket_check import CheckOptions, check_partition
+from tierlog.repair.corrupt_segments import CorruptSegments, InBucket
+from tierlog.repair.object_salvage import ObjectSalvage
+from tierlog.repair.repair_step import ACCEPT_LOSS, Action, RepairStep, spans_of
 
 log = structlog.get_logger(__name__)
 
@@ -89,7 +89,7 @@ class PlannedStep(NamedTuple):
     """The salvage of an object that exists but is corrupt."""
 
 
-class Repair:
+class BucketRepair:
     """Repairs one partition. `scratch`: an exclusive folder on the local disk."""
 
     def __init__(

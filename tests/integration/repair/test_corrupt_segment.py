@@ -8,11 +8,13 @@ import pytest
 
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.damage import flip
-from tests.integration.broker.test_verify import path_of
-from tierlog.broker.repair.local_repair import unused_path
+from tests.integration.repair.test_verify import path_of
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.record_format.errors import CorruptDataError, StoreUnavailable
 from tierlog.record_format.topic_rules import MAX_NAME_LENGTH, MAX_PARTITIONS
+from tierlog.repair.local_repair import unused_path
+from tierlog.repair.repair import repair_topic
+from tierlog.repair.verify import verify_topic
 
 BATCHES, EACH = 10, 3
 
@@ -53,7 +55,7 @@ def damage(harness, *patches):
 
 
 def repair(harness, **options):
-    (step,) = harness.broker.repair("t", apply=True, **options)
+    (step,) = repair_topic(harness.broker, "t", apply=True, **options)
     return step
 
 
@@ -125,8 +127,8 @@ def test_only_corrupt_batches_are_dropped_and_offload_resumes(harness, rot):
     harness.copy_sealed()
     assert partition.cold.end_offset == 33
     assert partition.cold.manifest.compacted_before == 0
-    assert harness.broker.verify("t", deep=True).ok
-    assert harness.broker.repair("t", deep=True) == []
+    assert verify_topic(harness.broker, "t", deep=True).ok
+    assert repair_topic(harness.broker, "t", deep=True) == []
     partition.log.delete_local(33)
     assert harness.records("t") == remaining
     assert harness.produce("t", [b"new"]).base_offset == 33
@@ -153,7 +155,7 @@ def test_corruption_is_reported_until_repaired(harness, monkeypatch):
         harness.copy_sealed()
     assert harness.broker.readiness().degraded == [degraded], "not checked yet"
     corrupt = log_of(harness).read_bytes()
-    (step,) = harness.broker.repair("t")
+    (step,) = repair_topic(harness.broker, "t")
     assert not repair(harness).done, "the loss must be accepted"
     assert "offsets 12 to 14 are lost, all others are kept; requires --accept-loss" in step.detail
     assert log_of(harness).read_bytes() == corrupt
@@ -203,11 +205,11 @@ def test_a_corrupt_segment_that_was_uploaded_is_set_aside(harness):
     before = harness.records("t")
     harness.copy_sealed()
     damage(harness, (positions(harness)[4] + 70, b"\xff"))
-    assert harness.broker.repair("t") == [], "only a deep check reads uploaded segments"
+    assert repair_topic(harness.broker, "t") == [], "only a deep check reads uploaded segments"
     assert repair(harness, deep=True).action == "set-aside"
     assert harness.broker.partition("t", 0).log.first_local_offset == 30
     assert harness.records("t") == before
-    assert harness.broker.verify("t", deep=True).ok
+    assert verify_topic(harness.broker, "t", deep=True).ok
 
 
 def test_repairs_of_the_longest_partition_name_have_folders_of_their_own(tmp_path):
@@ -228,7 +230,7 @@ def test_a_corrupt_segment_before_unflushed_records_is_set_aside(harness):
     flip(log_of(harness).with_name(f"{33:020d}.log"), 70)
     assert repair(harness, deep=True).action == "set-aside"
     assert log.first_local_offset == 34
-    assert harness.broker.verify("t", deep=True).ok
+    assert verify_topic(harness.broker, "t", deep=True).ok
 
 
 def test_a_segment_corrupt_in_both_tiers_is_kept(harness):
@@ -236,7 +238,7 @@ def test_a_segment_corrupt_in_both_tiers_is_kept(harness):
     (entry, _) = list(harness.broker.partition("t", 0).cold.entries(0))
     damage(harness, (positions(harness)[4] + 70, b"\xff"))
     path_of(harness, entry.log_key).write_bytes(log_of(harness).read_bytes())
-    steps = [(one.action, one.done) for one in harness.broker.repair("t", deep=True)]
+    steps = [(one.action, one.done) for one in repair_topic(harness.broker, "t", deep=True)]
     assert steps == [("drop-batches", False), ("none", False)]
 
 
@@ -247,7 +249,7 @@ def test_setting_a_segment_aside_drops_no_earlier_segment_that_the_bucket_lacks(
     path_of(harness, entry.log_key).write_bytes(log_of(harness).read_bytes())
     next_log = log_of(harness).with_name(f"{30:020d}.log")
     next_log.write_bytes(next_log.read_bytes()[:-1] + b"\xff")
-    steps = harness.broker.repair("t", deep=True, apply=True)
+    steps = repair_topic(harness.broker, "t", deep=True, apply=True)
     assert [one.action for one in steps] == ["drop-batches", "none", "none"]
     assert f"but not all of {log_of(harness).name}" in steps[-1].detail
     assert harness.broker.partition("t", 0).log.first_local_offset == 0
@@ -263,7 +265,7 @@ def test_a_compacted_topic_is_rehydrated_from_the_bucket(harness):
     harness.broker.background.compactor._rehydrate_all()
     assert harness.broker.partition("t", 0).log.first_local_offset == 0
     assert harness.records("t") == before
-    assert harness.broker.repair("t", deep=True) == []
+    assert repair_topic(harness.broker, "t", deep=True) == []
 
 
 def test_only_corrupt_batches_of_a_local_topic_are_dropped(harness):
@@ -276,7 +278,7 @@ def test_only_corrupt_batches_of_a_local_topic_are_dropped(harness):
     assert not repair(harness, deep=True).done, "the loss must be accepted"
     assert repair(harness, deep=True, accept_loss=True).action == "drop-batches"
     assert [one.offset for one in harness.records("t")] == all_but(4)
-    assert harness.broker.verify("t", deep=True).ok
+    assert verify_topic(harness.broker, "t", deep=True).ok
 
 
 @pytest.mark.parametrize("in_bucket", [True, False])
@@ -294,7 +296,7 @@ def test_a_batch_in_a_bad_sector_is_corrupt(harness, monkeypatch, in_bucket):
     with monkeypatch.context() as disk:
         bad = range(10 * 4096, 11 * 4096)
         cannot_read(disk, path, kept=harness.root / "kept", where=bad)
-        (step,) = harness.broker.repair("u", apply=True, deep=True, accept_loss=True)
+        (step,) = repair_topic(harness.broker, "u", apply=True, deep=True, accept_loss=True)
         assert step.action == ("set-aside" if in_bucket else "drop-batches"), step
         lost = () if in_bucket else range(12, 15)
         assert harness.records("u") == [one for one in before if one.offset not in lost]

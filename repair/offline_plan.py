@@ -22,7 +22,6 @@ import msgspec
 from tierlog.broker.broker import Broker
 from tierlog.broker.data_folder import DataFolder, folder_lock
 from tierlog.broker.ownership.take_over import TAKE_OVERS
-from tierlog.broker.repair.repair_step import RepairStep
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.store_status import PROBE, ProbeResult
 from tierlog.broker.topic_registry import TopicRegistry
@@ -31,6 +30,8 @@ from tierlog.hot_tier.closed_log import OverlayDisk, link_files
 from tierlog.object_store.probe import StoreTraits
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import ConfigurationError, ObjectExists
+from tierlog.repair.repair import repair_topic
+from tierlog.repair.repair_step import RepairStep
 
 LEFT_OUT: Final = ("cache", "uploads", "scratch", "damaged")  # below `tierlog/`: large, not needed
 
@@ -38,7 +39,7 @@ LEFT_OUT: Final = ("cache", "uploads", "scratch", "damaged")  # below `tierlog/`
 def plan_repair(
     settings: BrokerSettings, store: ObjectStore | None, topic: str, *, deep: bool
 ) -> list[RepairStep]:
-    """What `Broker.repair` with `apply` would do. `store` is closed when this returns.
+    """What `repair_topic` with `apply` would do. `store` is closed when this returns.
 
     Raises ConfigurationError, UnknownTopic, FencedError, StoreUnavailable, CorruptDataError.
     """
@@ -52,7 +53,7 @@ def plan_repair(
             disk=OverlayDisk(),
         )
         try:
-            steps = broker.repair(topic, deep=deep)
+            steps = repair_topic(broker, topic, deep=deep)
         finally:
             broker.close()
     return [

@@ -49,7 +49,6 @@ from tierlog.broker.data_folder import (
 from tierlog.broker.groups.truncations import TRUNCATIONS
 from tierlog.broker.ownership.allocated_epochs import EPOCHS
 from tierlog.broker.ownership.take_over import NO_MANIFEST, PendingTakeOver, write_take_overs
-from tierlog.broker.repair.restore_tail import OldFolder, Tail, TailTarget, take_tail
 from tierlog.broker.topic_registry import TOPICS, TopicRecord, TopicRegistry
 from tierlog.host.durable_file import REAL_DISK, write_durably
 from tierlog.host.medium import make_folders
@@ -76,6 +75,7 @@ from tierlog.record_format.errors import (
     InvalidConfig,
     MissingObject,
 )
+from tierlog.repair.restore_tail import OldFolder, Tail, TailTarget, take_tail
 
 log = structlog.get_logger(__name__)
 

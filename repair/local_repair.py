@@ -24,12 +24,12 @@ from typing import Final, NamedTuple
 
 from tierlog.broker.damaged_partition import DamagedPartition
 from tierlog.broker.data_folder import DataFolder, with_suffix
-from tierlog.broker.repair.repair_step import ACCEPT_LOSS, Action, RepairStep
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.hot_tier.closed_log import base_offsets, reached_offset
 from tierlog.hot_tier.log_folder import LOG, parse_file_name, segment_files
 from tierlog.hot_tier.open_files import zero_filling_pread
 from tierlog.record_format.errors import CorruptDataError
+from tierlog.repair.repair_step import ACCEPT_LOSS, Action, RepairStep
 
 COPY_BYTES: Final = 1 << 20
 

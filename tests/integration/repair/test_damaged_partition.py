@@ -20,6 +20,8 @@ from tierlog.record_format.errors import (
     LogOfflineError,
     UnknownTopic,
 )
+from tierlog.repair.repair import repair_topic
+from tierlog.repair.verify import verify_topic
 
 CLEAN_MARKER = ".kafka_cleanshutdown"
 
@@ -114,7 +116,7 @@ def test_its_topic_can_gain_partitions_and_be_deleted(damaged):
 
 
 def test_verify_reports_a_damaged_partition(damaged):
-    problems = damaged.broker.verify("t").problems
+    problems = verify_topic(damaged.broker, "t").problems
     assert [(one.kind, one.partition) for one in problems] == [("segment-corrupt", 1)]
 
 
@@ -169,13 +171,15 @@ def test_a_topic_is_not_created_if_the_disk_fails(harness, monkeypatch):
 def test_records_only_on_disk_are_truncated_only_with_accept_loss(damaged):
     data = damaged.root / "data"
     original = (data / "t-1" / "00000000000000000000.log").read_bytes()
-    (step,) = [one for one in damaged.broker.repair("t", apply=True) if one.partition == 1]
+    (step,) = [one for one in repair_topic(damaged.broker, "t", apply=True) if one.partition == 1]
     assert (step.action, step.done) == ("cut", False)
     assert "from 1 on (5 had been flushed) are lost" in step.detail
     with pytest.raises(CorruptBatch):
         damaged.broker.partition("t", 1)
 
-    (step,) = [one for one in damaged.broker.repair("t", apply=True, accept_loss=True) if one.done]
+    (step,) = [
+        one for one in repair_topic(damaged.broker, "t", apply=True, accept_loss=True) if one.done
+    ]
     assert step.detail.endswith("set aside in t-1-1")
     assert [one.value for one in damaged.records("t", partition=1)] == [b"1-0"]
     aside = data / "tierlog" / "damaged" / "t-1-1" / "00000000000000000000.log"
@@ -187,7 +191,9 @@ def test_records_only_on_disk_are_truncated_only_with_accept_loss(damaged):
     crash(damaged)
     flip(data / "t-1" / "00000000000000000000.log", 100)  # a defect of the disk at that position
     damaged.broker = damaged.open()
-    (step,) = [one for one in damaged.broker.repair("t", apply=True, accept_loss=True) if one.done]
+    (step,) = [
+        one for one in repair_topic(damaged.broker, "t", apply=True, accept_loss=True) if one.done
+    ]
     assert "t-1-1.2" in step.detail
     assert aside.read_bytes() == original
 
@@ -204,7 +210,7 @@ def test_a_corrupt_header_in_a_segment_ending_at_the_recovery_point_is_repaired(
         harness.broker.partition("t", 0)
     assert refused.value.file.endswith("t-0/00000000000000000000.log")
     assert (refused.value.position, refused.value.offset) == (2 * 69, 2)
-    (step,) = harness.broker.repair("t", apply=True, accept_loss=True)
+    (step,) = repair_topic(harness.broker, "t", apply=True, accept_loss=True)
     assert (step.action, step.done) == ("cut", True)
     assert [one.value for one in harness.records("t")] == [b"0", b"1"]
 
@@ -228,10 +234,10 @@ def test_whole_batches_behind_a_corrupt_one_are_kept_though_no_checkpoint_knows_
     (reason,) = harness.broker.readiness().reasons
     assert reason.startswith("t-0: ")
     assert "offset 1: checksum is" in reason
-    assert [(one.kind, one.partition) for one in harness.broker.verify("t").problems] == [
+    assert [(one.kind, one.partition) for one in verify_topic(harness.broker, "t").problems] == [
         ("segment-corrupt", 0)
     ]
-    (step,) = [one for one in harness.broker.repair("t", apply=True) if one.partition == 0]
+    (step,) = [one for one in repair_topic(harness.broker, "t", apply=True) if one.partition == 0]
     assert (step.action, step.done) == ("cut", False)
     assert "offsets from 1 on" in step.detail
     assert "whole batches up to offset 14 go with the corrupt one" in step.detail
@@ -239,7 +245,9 @@ def test_whole_batches_behind_a_corrupt_one_are_kept_though_no_checkpoint_knows_
         harness.produce("t", [b"at a used offset"])
     assert log.read_bytes() == before
     harness.restart()
-    (step,) = [one for one in harness.broker.repair("t", apply=True, accept_loss=True) if one.done]
+    (step,) = [
+        one for one in repair_topic(harness.broker, "t", apply=True, accept_loss=True) if one.done
+    ]
     assert harness.broker.readiness().reasons == []
     assert [one.value for one in harness.records("t")] == [b"0"]
     harness.produce("t", [b"next"])
@@ -296,13 +304,13 @@ def test_a_segment_with_a_record_that_the_bucket_lacks_is_not_set_aside(harness)
     crash(harness)
     flip(harness.root / "data" / "t-0" / f"{10:020d}.log", 16)  # the magic
     harness.broker = harness.open()
-    (step,) = harness.broker.repair("t", apply=True)
+    (step,) = repair_topic(harness.broker, "t", apply=True)
     assert (step.action, step.base_offset, step.done) == ("cut", 10, False)
 
 
 def test_a_crash_after_a_repair_reports_no_loss(damaged, tmp_path):
     """An earlier checkpoint says that the log had reached further."""
-    damaged.broker.repair("t", apply=True, accept_loss=True)
+    repair_topic(damaged.broker, "t", apply=True, accept_loss=True)
     damaged.produce("t", [b"next"], partition=1)
     data = damaged.root / "data"
     shutil.copytree(data, tmp_path / "crashed", ignore=shutil.ignore_patterns(".lock"))
@@ -330,9 +338,9 @@ def test_corrupt_records_that_were_uploaded_are_read_from_the_bucket(harness):
     harness.broker = harness.open()
     assert "t-0" in harness.broker.readiness().reasons[0]
 
-    (step,) = [one for one in harness.broker.repair("t") if one.action == "set-aside"]
+    (step,) = [one for one in repair_topic(harness.broker, "t") if one.action == "set-aside"]
     assert not step.done
-    (step,) = [one for one in harness.broker.repair("t", apply=True) if one.done]
+    (step,) = [one for one in repair_topic(harness.broker, "t", apply=True) if one.done]
     assert step.action == "set-aside"
     assert [record.value for record in harness.records("t")] == before
     assert harness.broker.partition("t", 0).offsets().local_log_start_offset > 0
@@ -373,11 +381,11 @@ def test_a_log_that_lost_flushed_records_is_refused_and_reuses_no_offset(
         offloaded.restart()
         with pytest.raises(CorruptBatch, match=f"offset {end}: .* it had reached offset 40"):
             offloaded.broker.partition("t", 0)
-    (step,) = offloaded.broker.repair("t", apply=True)
+    (step,) = repair_topic(offloaded.broker, "t", apply=True)
     assert (step.action, step.done) == ("cut", False)
     assert f"offsets from {end} on (40 had been flushed) are lost" in step.detail
     (step,) = [
-        one for one in offloaded.broker.repair("t", apply=True, accept_loss=True) if one.done
+        one for one in repair_topic(offloaded.broker, "t", apply=True, accept_loss=True) if one.done
     ]
     assert offloaded.produce("t", [b"next"]).base_offset == end
     offloaded.restart()
@@ -393,7 +401,7 @@ def test_a_log_corrupt_below_the_buckets_end_and_without_its_end_continues_there
     flip(second, second.stat().st_size - 1)
     offloaded.broker = offloaded.open()
     (step,) = [
-        one for one in offloaded.broker.repair("t", apply=True, accept_loss=True) if one.done
+        one for one in repair_topic(offloaded.broker, "t", apply=True, accept_loss=True) if one.done
     ]
     assert "offsets from the bucket's end 20 on are lost" in step.detail
     assert offloaded.produce("t", [b"next"]).base_offset == 20
@@ -418,7 +426,9 @@ def test_a_log_whose_folder_was_lost_in_a_crash_reuses_no_offset(harness):
         harness.restart()
         with pytest.raises(CorruptBatch, match="no segment is left, and it had reached offset 20"):
             harness.broker.partition("t", 0)
-    (step,) = [one for one in harness.broker.repair("t", apply=True, accept_loss=True) if one.done]
+    (step,) = [
+        one for one in repair_topic(harness.broker, "t", apply=True, accept_loss=True) if one.done
+    ]
     assert "offsets from 20 on (20 had been flushed) are lost" in step.detail
     assert harness.produce("t", [b"next"]).base_offset == 20
     harness.restart()
@@ -434,12 +444,12 @@ def test_offsets_in_neither_tier_are_reported_and_repaired_into_a_gap(offloaded)
     assert len(offloaded.broker.partition("t", 0).read(0, max_bytes=1 << 20).slices) > 0
     with pytest.raises(CorruptDataError, match="offsets 20 to 29 are in neither tier"):
         offloaded.broker.partition("t", 0).read(20, max_bytes=1)
-    (step,) = offloaded.broker.repair("t", apply=True)
+    (step,) = repair_topic(offloaded.broker, "t", apply=True)
     assert (step.action, step.base_offset, step.last_offset, step.done) == ("drop", 20, 29, True)
     assert [record.offset for record in offloaded.records("t")] == [*range(20), *range(30, 40)]
     offloaded.offload()
-    assert offloaded.broker.verify("t", deep=True).ok
-    assert offloaded.broker.repair("t") == []
+    assert verify_topic(offloaded.broker, "t", deep=True).ok
+    assert repair_topic(offloaded.broker, "t") == []
 
 
 def test_trimmed_offsets_are_not_reported_as_lost(offloaded):
@@ -448,7 +458,7 @@ def test_trimmed_offsets_are_not_reported_as_lost(offloaded):
     offloaded.broker.trim("t", 0, 30)
     offloaded.set_down(False)
     assert offloaded.broker.partition("t", 0).log.first_local_offset == 30
-    assert offloaded.broker.repair("t", apply=True) == []
+    assert repair_topic(offloaded.broker, "t", apply=True) == []
     assert offloaded.broker.partition("t", 0).cold.manifest.gaps == ()
 
 
@@ -472,7 +482,7 @@ def test_an_older_copy_of_a_folder_is_fenced_by_the_bucket(offloaded, tmp_path):
     with pytest.raises(CorruptBatch, match="it had reached offset 50"):
         offloaded.broker.partition("t", 0)
     (step,) = [
-        one for one in offloaded.broker.repair("t", apply=True, accept_loss=True) if one.done
+        one for one in repair_topic(offloaded.broker, "t", apply=True, accept_loss=True) if one.done
     ]
     assert "offsets from the bucket's end 50 on are lost" in step.detail
     assert offloaded.produce("t", [b"next"]).base_offset == 50

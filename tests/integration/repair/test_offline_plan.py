@@ -10,10 +10,11 @@ import pytest
 from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.damage import flip
 from tierlog.broker.broker import Broker
-from tierlog.broker.repair.offline_plan import plan_repair
 from tierlog.broker.settings import BrokerSettings
 from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import ConfigurationError, FencedError
+from tierlog.repair.offline_plan import plan_repair
+from tierlog.repair.repair import repair_topic
 
 CONFIG = {"segment.bytes": 1024, "retention.ms": -1}
 
@@ -69,7 +70,7 @@ def summary(steps):
 
 def apply(root):
     harness = BrokerHarness(root)
-    steps = harness.broker.repair("t", deep=True, apply=True)
+    steps = repair_topic(harness.broker, "t", deep=True, apply=True)
     harness.broker.close()
     return summary(steps)
 
@@ -135,7 +136,7 @@ def test_planning_in_a_running_broker_claims_nothing(root):
     settings = BrokerSettings(data_dir=root / "data", cache_bytes=1 << 20, disk_reserve_bytes=0)
     broker = Broker.open_idle(settings, store=store)
     before = snapshot(root / "bucket")
-    assert broker.repair("t", deep=True) == []
+    assert repair_topic(broker, "t", deep=True) == []
     assert broker.collect_garbage("t").keys() == {0}
     assert not broker.partition("t", 0).cold.ownership.claimed
     assert snapshot(root / "bucket") == before

@@ -18,12 +18,8 @@ from tests.fakes.compacted_topics import (
 from tests.fakes.damage import cut, flip
 from tests.fakes.faulty_object_store import FailsBefore
 from tests.integration.broker.test_adopt import copy_of_kafka
-from tests.integration.broker.test_verify import entries, filled, path_of
-from tierlog.broker import maintenance
+from tests.integration.repair.test_verify import entries, filled, path_of
 from tierlog.broker.broker import Broker
-from tierlog.broker.repair import object_salvage, repair
-from tierlog.broker.repair.object_salvage import ObjectSalvage
-from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.broker.settings import BrokerSettings
 from tierlog.manifest.invariants import InvalidTransition
 from tierlog.object_store.open import open_store
@@ -34,12 +30,19 @@ from tierlog.record_format.errors import (
     MissingObject,
     Throttled,
 )
+from tierlog.repair import bucket_repair, object_salvage, repair
+from tierlog.repair.object_salvage import ObjectSalvage
+from tierlog.repair.repair import repair_topic
+from tierlog.repair.restore import RestoreOptions, restore
+from tierlog.repair.verify import verify_topic
 
 __all__ = ["filled"]
 
 
 def steps(harness, **options):
-    return [(step.action, step.base_offset) for step in harness.broker.repair("t", **options)]
+    return [
+        (step.action, step.base_offset) for step in repair_topic(harness.broker, "t", **options)
+    ]
 
 
 def covered_locally(harness):
@@ -60,7 +63,7 @@ def test_an_intact_topic_needs_no_repair(filled):
 @pytest.mark.parametrize("apply", [False, True])
 def test_segments_that_left_the_disk_during_the_check_are_not_lost(filled, monkeypatch, apply):
     """A check may take hours, and the broker goes on offloading."""
-    check = repair.check_partition
+    check = bucket_repair.check_partition
 
     def slow(*args):
         found = check(*args)
@@ -70,7 +73,7 @@ def test_segments_that_left_the_disk_during_the_check_are_not_lost(filled, monke
         log.delete_local(log.active_base_offset)
         return found
 
-    monkeypatch.setattr(repair, "check_partition", slow)
+    monkeypatch.setattr(bucket_repair, "check_partition", slow)
     assert steps(filled, deep=True, apply=apply) == []
 
 
@@ -80,9 +83,9 @@ def test_a_log_object_is_uploaded_again_from_the_local_segment(filled, damage):
     damage(path_of(filled, entry.log_key))
     expected = [("upload-again", entry.base_offset)]
     assert steps(filled, deep=True) == expected
-    assert not filled.broker.verify("t", deep=True).ok, "a plan changes nothing"
-    assert [one.done for one in filled.broker.repair("t", deep=True, apply=True)] == [True]
-    assert filled.broker.verify("t", deep=True).ok
+    assert not verify_topic(filled.broker, "t", deep=True).ok, "a plan changes nothing"
+    assert [one.done for one in repair_topic(filled.broker, "t", deep=True, apply=True)] == [True]
+    assert verify_topic(filled.broker, "t", deep=True).ok
     (new,) = [e for e in entries(filled) if e.base_offset == entry.base_offset]
     assert new.log_key != entry.log_key
     assert new.same_bytes(entry)
@@ -99,8 +102,8 @@ def test_a_partly_trimmed_segment_is_uploaded_again(filled):
     filled.broker.trim("t", 0, entry.base_offset + 1)
     path_of(filled, entry.log_key).unlink()
     assert steps(filled) == [("upload-again", entry.base_offset)]
-    assert [one.done for one in filled.broker.repair("t", apply=True)] == [True]
-    assert filled.broker.verify("t", deep=True).ok
+    assert [one.done for one in repair_topic(filled.broker, "t", apply=True)] == [True]
+    assert verify_topic(filled.broker, "t", deep=True).ok
     filled.broker.partition("t", 0).log.delete_local(entry.next_offset)
     start = entry.base_offset + 1
     assert filled.records("t", offset=start)[0].offset == start
@@ -113,8 +116,8 @@ def test_an_indexes_object_is_rebuilt_from_the_log_object(filled, damage, number
     whole = path_of(filled, entry.indexes_key).read_bytes()
     damage(path_of(filled, entry.indexes_key))
     assert steps(filled) == [("make-indexes", entry.base_offset)]
-    filled.broker.repair("t", apply=True)
-    assert filled.broker.verify("t", deep=True).ok
+    repair_topic(filled.broker, "t", apply=True)
+    assert verify_topic(filled.broker, "t", deep=True).ok
     (new,) = [e for e in entries(filled) if e.base_offset == entry.base_offset]
     assert path_of(filled, new.indexes_key).read_bytes() == whole
     assert filled.records("t") == before
@@ -123,11 +126,11 @@ def test_an_indexes_object_is_rebuilt_from_the_log_object(filled, damage, number
 def test_a_segment_in_neither_tier_is_dropped_with_its_offsets_named(filled):
     entry, before = entries(filled)[1], filled.records("t")
     path_of(filled, entry.log_key).unlink()
-    (step,) = filled.broker.repair("t")
+    (step,) = repair_topic(filled.broker, "t")
     assert (step.action, step.base_offset, step.last_offset) == ("drop", 30, 59)
     assert "offsets 30 to 59 (30 records) are lost" in step.detail
-    filled.broker.repair("t", apply=True)
-    assert filled.broker.verify("t", deep=True).ok
+    repair_topic(filled.broker, "t", apply=True)
+    assert verify_topic(filled.broker, "t", deep=True).ok
     cold = filled.broker.partition("t", 0).cold
     assert [(gap.start_offset, gap.end_offset) for gap in cold.manifest.gaps] == [(30, 60)]
     assert filled.records("t") == [one for one in before if not 30 <= one.offset < 60]
@@ -136,16 +139,16 @@ def test_a_segment_in_neither_tier_is_dropped_with_its_offsets_named(filled):
 def test_only_the_corrupt_batch_of_an_object_is_dropped(filled):
     entry, before = entries(filled)[1], filled.records("t")
     flip(path_of(filled, entry.log_key), 99)
-    (step,) = filled.broker.repair("t", apply=True, deep=True)
+    (step,) = repair_topic(filled.broker, "t", apply=True, deep=True)
     assert (step.action, step.done) == ("drop-batches", False)
     assert "offsets 30 to 39 are lost, all others are kept; requires --accept-loss" in step.detail
     assert entry.log_key in [one.log_key for one in entries(filled)]
     flip(path_of(filled, entry.log_key), 99)
     assert filled.records("t") == before
     flip(path_of(filled, entry.log_key), 99)
-    (step,) = filled.broker.repair("t", apply=True, deep=True, accept_loss=True)
+    (step,) = repair_topic(filled.broker, "t", apply=True, deep=True, accept_loss=True)
     assert (step.done, "--accept-loss" in step.detail) == (True, False)
-    assert filled.broker.verify("t", deep=True).ok
+    assert verify_topic(filled.broker, "t", deep=True).ok
     (new,) = [e for e in entries(filled) if e.base_offset == 30]
     assert (new.last_offset, new.record_count, new.modified_ms) == (59, 20, entry.modified_ms)
     cold = filled.broker.partition("t", 0).cold
@@ -158,10 +161,10 @@ def test_only_the_corrupt_batch_of_an_object_is_dropped(filled):
 def test_complete_batches_of_a_truncated_object_are_kept(filled):
     entry, before = entries(filled)[1], filled.records("t")
     cut(path_of(filled, entry.log_key))
-    (step,) = filled.broker.repair("t", apply=True, accept_loss=True)
+    (step,) = repair_topic(filled.broker, "t", apply=True, accept_loss=True)
     assert (step.action, step.done) == ("drop-batches", True)
     assert "offsets 50 to 59 are lost, all others are kept" in step.detail
-    assert filled.broker.verify("t", deep=True).ok
+    assert verify_topic(filled.broker, "t", deep=True).ok
     assert filled.records("t") == [one for one in before if not 50 <= one.offset < 60]
 
 
@@ -171,10 +174,10 @@ def test_batches_of_an_object_beside_a_bad_sector_are_kept(filled, monkeypatch):
     with monkeypatch.context() as disk:
         disk.setattr(object_salvage, "SECTOR_BYTES", 64)
         cannot_read(disk, path, kept=filled.root / "kept", where=range(99, 100))
-        (step,) = filled.broker.repair("t", apply=True, deep=True, accept_loss=True)
+        (step,) = repair_topic(filled.broker, "t", apply=True, deep=True, accept_loss=True)
     assert (step.action, step.done) == ("drop-batches", True)
     assert "offsets 30 to 39 are lost, all others are kept" in step.detail
-    assert filled.broker.verify("t", deep=True).ok
+    assert verify_topic(filled.broker, "t", deep=True).ok
     assert filled.records("t") == [one for one in before if not 30 <= one.offset < 40]
 
 
@@ -182,16 +185,16 @@ def test_batches_of_an_object_beside_a_bad_sector_are_kept(filled, monkeypatch):
 def test_an_object_without_a_valid_batch_is_dropped_with_accept_loss(filled, size_bytes):
     path = path_of(filled, entries(filled)[1].log_key)
     path.write_bytes(bytes(path.stat().st_size if size_bytes is None else size_bytes))
-    (step,) = filled.broker.repair("t", apply=True, deep=True)
+    (step,) = repair_topic(filled.broker, "t", apply=True, deep=True)
     assert (step.action, step.done) == ("drop", False)
     assert "offsets 30 to 59 (30 records) are lost; requires --accept-loss" in step.detail
-    (step,) = filled.broker.repair("t", apply=True, deep=True, accept_loss=True)
+    (step,) = repair_topic(filled.broker, "t", apply=True, deep=True, accept_loss=True)
     assert step.done
-    assert filled.broker.verify("t", deep=True).ok
+    assert verify_topic(filled.broker, "t", deep=True).ok
 
 
 def test_an_object_that_reads_differently_each_time_is_not_dropped(filled, monkeypatch):
-    entry, check = entries(filled)[1], repair.check_segment
+    entry, check = entries(filled)[1], bucket_repair.check_segment
     path = path_of(filled, entry.log_key)
     flip(path, 99)
 
@@ -199,8 +202,8 @@ def test_an_object_that_reads_differently_each_time_is_not_dropped(filled, monke
         flip(path, -9)
         return check(*args, **options)
 
-    monkeypatch.setattr(repair, "check_segment", corrupt_and_check)
-    (step,) = filled.broker.repair("t", apply=True, deep=True, accept_loss=True)
+    monkeypatch.setattr(bucket_repair, "check_segment", corrupt_and_check)
+    (step,) = repair_topic(filled.broker, "t", apply=True, deep=True, accept_loss=True)
     assert (step.action, step.done) == ("drop-batches", False)
     assert "reads differently each time" in step.detail
     assert entry in entries(filled)
@@ -230,9 +233,9 @@ def test_a_transaction_stays_aborted_if_its_marker_is_lost(tmp_path):
         markers = [one.position for one in iter_headers(path.read_bytes()) if one.is_control]
         for position in markers:
             flip(path, position + HEADER_SIZE)
-    found = harness.broker.repair("txn", apply=True, deep=True, accept_loss=True)
+    found = repair_topic(harness.broker, "txn", apply=True, deep=True, accept_loss=True)
     assert {(step.action, step.done) for step in found} == {("drop-batches", True)}
-    assert harness.broker.verify("txn", deep=True).ok
+    assert verify_topic(harness.broker, "txn", deep=True).ok
     assert before
     assert partition.cold.aborted_transactions(0, end) == before
     harness.broker.close()
@@ -245,10 +248,10 @@ def test_a_scratch_disk_that_fails_is_not_called_full(filled, monkeypatch):
         yield b""
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(repair.Repair, "_local", fails)
-    monkeypatch.setattr(repair.Repair, "_is_local", lambda *_: True)
+    monkeypatch.setattr(bucket_repair.BucketRepair, "_local", fails)
+    monkeypatch.setattr(bucket_repair.BucketRepair, "_is_local", lambda *_: True)
     with pytest.raises(OSError, match="Input/output error"):
-        filled.broker.repair("t", apply=True)
+        repair_topic(filled.broker, "t", apply=True)
 
 
 def test_an_object_that_reappears_is_not_dropped(filled, monkeypatch):
@@ -263,10 +266,10 @@ def test_an_object_that_reappears_is_not_dropped(filled, monkeypatch):
     monkeypatch.setattr(filled.store, "head", forgetful, raising=False)
     missing = FailsBefore(lambda key: MissingObject("it is not there", file=key))
     filled.store.fail("get_range", missing, when=lambda key: key == entry.log_key)
-    (step,) = filled.broker.repair("t", apply=True)
+    (step,) = repair_topic(filled.broker, "t", apply=True)
     assert (step.action, step.done) == ("drop", False)
     assert "nothing is lost" in step.detail
-    assert filled.broker.verify("t", deep=True).ok
+    assert verify_topic(filled.broker, "t", deep=True).ok
 
 
 def test_a_lost_object_is_replaced_by_its_compacted_segment(harness):
@@ -280,7 +283,7 @@ def test_a_lost_object_is_replaced_by_its_compacted_segment(harness):
     assert ("none", lost.base_offset) in steps(harness, apply=True)
     harness.upload_sealed()
     assert last_of(cold_records(harness, "t")) == last
-    assert harness.broker.verify("t", deep=True).ok
+    assert verify_topic(harness.broker, "t", deep=True).ok
 
 
 def test_a_local_segment_with_different_bytes_does_not_replace_a_lost_object(filled):
@@ -304,7 +307,7 @@ def test_an_index_is_not_rebuilt_from_a_corrupt_log_object(filled):
     entry = entries(filled)[1]
     path_of(filled, entry.indexes_key).unlink()
     flip(path_of(filled, entry.log_key), 99)
-    (step,) = filled.broker.repair("t", apply=True)
+    (step,) = repair_topic(filled.broker, "t", apply=True)
     assert (step.action, step.done) == ("make-indexes", False)
     assert "--deep" in step.detail
     assert steps(filled, deep=True) == [("drop-batches", entry.base_offset)]
@@ -313,7 +316,7 @@ def test_an_index_is_not_rebuilt_from_a_corrupt_log_object(filled):
 def test_a_problem_that_cannot_be_repaired_is_reported(filled):
     cold = filled.broker.partition("t", 0).cold
     flip(path_of(filled, cold._manifests.versions.key(cold.manifest.version)), 200)
-    (step,) = filled.broker.repair("t", apply=True)
+    (step,) = repair_topic(filled.broker, "t", apply=True)
     assert (step.action, step.done) == ("none", False)
     assert "manifest-corrupt" in step.detail
 
@@ -322,25 +325,25 @@ def test_a_lost_topic_object_is_written_again(filled):
     folder = next((filled.root / "bucket").glob("topics/t/*/topic"))
     for path in folder.iterdir():
         path.unlink()
-    (step,) = filled.broker.repair("t")
+    (step,) = repair_topic(filled.broker, "t")
     assert (step.action, step.done) == ("write-topic", False)
     assert not folder.exists() or not list(folder.iterdir())
-    (step,) = filled.broker.repair("t", apply=True)
+    (step,) = repair_topic(filled.broker, "t", apply=True)
     assert step.done
-    assert filled.broker.verify("t", deep=True).ok
+    assert verify_topic(filled.broker, "t", deep=True).ok
 
 
 def test_one_repair_runs_at_a_time(filled, monkeypatch):
-    check, refused = repair.check_partition, []
+    check, refused = bucket_repair.check_partition, []
 
     def repair_meanwhile(*args):
         monkeypatch.undo()
         with pytest.raises(Throttled, match="a repair is in progress"):
-            filled.broker.repair("t")
+            repair_topic(filled.broker, "t")
         refused.append(True)
         return check(*args)
 
-    monkeypatch.setattr(repair, "check_partition", repair_meanwhile)
+    monkeypatch.setattr(bucket_repair, "check_partition", repair_meanwhile)
     for _ in range(2):
         assert steps(filled, apply=True) == []
     assert refused == [True]
@@ -350,14 +353,14 @@ def test_a_topic_that_is_altered_during_its_repair_stays_altered(filled, monkeyp
     filled.stop_copying()
     for path in (filled.root / "bucket").glob("topics/t/*/topic/*"):
         path.unlink()
-    check = maintenance.check_topic_object
+    check = repair.check_topic_object
 
     def check_while_altering(store, record):
         filled.broker.alter_topic("t", partitions=2)
         return check(store, record)
 
-    monkeypatch.setattr(maintenance, "check_topic_object", check_while_altering)
-    filled.broker.repair("t", apply=True)
+    monkeypatch.setattr(repair, "check_topic_object", check_while_altering)
+    repair_topic(filled.broker, "t", apply=True)
     monkeypatch.undo()
     assert filled.broker.registry.by_name("t").partitions == 2
     filled.restart()
@@ -372,16 +375,16 @@ def test_a_corrupt_topic_object_is_superseded(filled, tmp_path):
     options = RestoreOptions(data_dir=tmp_path / "first", gap=0, clock=lambda: 0)
     report = restore(open_store(f"file://{filled.root / 'bucket'}"), options)
     assert [bad.name in one.unreadable for one in report.others] == [True]
-    (problem,) = filled.broker.verify("t").problems
+    (problem,) = verify_topic(filled.broker, "t").problems
     assert (problem.kind, bad.name in problem.object_key) == ("topic-object", True)
     before = bad.read_bytes()
-    (step,) = filled.broker.repair("t")
+    (step,) = repair_topic(filled.broker, "t")
     assert (step.action, step.done, list(folder.iterdir())) == ("write-topic", False, [bad])
-    (step,) = filled.broker.repair("t", apply=True)
+    (step,) = repair_topic(filled.broker, "t", apply=True)
     assert (step.action, step.done) == ("write-topic", True)
     assert bad.read_bytes() == before, "nothing is overwritten"
-    assert filled.broker.verify("t", deep=True).ok
-    assert filled.broker.repair("t") == []
+    assert verify_topic(filled.broker, "t", deep=True).ok
+    assert repair_topic(filled.broker, "t") == []
     options = options._replace(data_dir=tmp_path / "second")
     report = restore(open_store(f"file://{filled.root / 'bucket'}"), options)
     assert [one.topic for one in report.partitions] == ["t"]
@@ -393,15 +396,15 @@ def test_orphans_are_collected_after_the_grace_period(filled):
     orphan.write_bytes(b"orphan")
     assert steps(filled) == [], "it may be an upload in progress"
     filled.restart(gc_grace_ms=0)
-    (step,) = filled.broker.repair("t")
+    (step,) = repair_topic(filled.broker, "t")
     assert (step.action, step.detail) == ("collect", "0 dropped objects and 1 orphans")
     assert filled.broker.collect_garbage("t")[0].orphans == (
         str(orphan.relative_to(filled.root / "bucket")),
     )
     assert orphan.exists()
-    filled.broker.repair("t", apply=True)
+    repair_topic(filled.broker, "t", apply=True)
     assert not orphan.exists()
-    assert filled.broker.verify("t", deep=True).ok
+    assert verify_topic(filled.broker, "t", deep=True).ok
 
 
 def test_an_object_that_may_not_be_deleted_does_not_end_a_repair_or_a_collection(harness):
@@ -422,7 +425,7 @@ def test_an_object_that_may_not_be_deleted_does_not_end_a_repair_or_a_collection
     harness.store.fail("delete", FailsBefore(refusal), times=2, when=is_locked)
     for orphan in orphans:
         orphan.write_bytes(b"orphan")
-    refused, done = harness.broker.repair("t", apply=True)
+    refused, done = repair_topic(harness.broker, "t", apply=True)
     assert (refused.done, done.done) == (False, True)
     assert "no permission to delete topics/t/" in refused.detail
     orphans[1].write_bytes(b"again")
@@ -437,15 +440,15 @@ def test_planted_a_repair_that_does_not_compare_checksums_is_refused_by_the_mani
     entry = covered_locally(filled)
     path_of(filled, entry.log_key).unlink()
     corrupt_local_copy(filled, entry)
-    monkeypatch.setattr(repair.Repair, "_is_local", lambda self, entry: True)
-    monkeypatch.setattr(repair, "verified_pieces", lambda pieces, entry: pieces)
+    monkeypatch.setattr(bucket_repair.BucketRepair, "_is_local", lambda self, entry: True)
+    monkeypatch.setattr(bucket_repair, "verified_pieces", lambda pieces, entry: pieces)
     with pytest.raises(InvalidTransition, match="different bytes"):
-        filled.broker.repair("t", apply=True)
+        repair_topic(filled.broker, "t", apply=True)
 
 
 def test_an_intact_local_log_needs_no_repair(tmp_path):
     settings = BrokerSettings(data_dir=tmp_path, cache_bytes=1 << 20, disk_reserve_bytes=0)
     broker = Broker.open(settings, store=None)
     broker.create_topic("t")
-    assert broker.repair("t") == []
+    assert repair_topic(broker, "t") == []
     broker.close()

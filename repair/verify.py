@@ -10,73 +10,71 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
+from tierlog.broker.broker import Broker
 from tierlog.broker.partition import Partition
-from tierlog.broker.repair.bucket_check import (
+from tierlog.broker.topic_registry import TopicRecord
+from tierlog.manifest.keys import PartitionKeys, topic_versions
+from tierlog.manifest.state import live_size_bytes
+from tierlog.manifest.store import ManifestStore, StoreOptions
+from tierlog.manifest.topic_objects import TopicObject, TopicObjects
+from tierlog.object_store.store import ObjectStore
+from tierlog.record_format.errors import CorruptDataError, UnknownTopic
+from tierlog.record_format.findings import Findings, ProblemKind, VerifyReport
+from tierlog.repair.bucket_check import (
     CheckOptions,
     Progress,
     check_partition,
     entry_in_force,
     no_progress,
 )
-from tierlog.broker.repair.local_check import FindHole, check_local
-from tierlog.broker.topic_registry import TopicRecord
-from tierlog.broker.topics import Topic
-from tierlog.manifest.keys import PartitionKeys, topic_versions
-from tierlog.manifest.state import live_size_bytes
-from tierlog.manifest.store import ManifestStore, StoreOptions
-from tierlog.manifest.topic_objects import TopicObject, TopicObjects
-from tierlog.object_store.store import ObjectStore
-from tierlog.record_format.errors import CorruptDataError
-from tierlog.record_format.findings import Findings, ProblemKind, VerifyReport
+from tierlog.repair.local_check import check_local
 
 Clock = Callable[[], int]
 
 
-class VerifyContext(NamedTuple):
-    """What checking a broker's partitions needs."""
+def verify_topic(broker: Broker, name: str, *, deep: bool = False) -> VerifyReport:
+    """Check both tiers of every partition against the manifest.
 
-    deep: bool
-    clock: Clock
-    find_hole: FindHole
-
-
-def verify_topic(
-    topic: Topic,
-    store: ObjectStore | None,
-    context: VerifyContext,
-    *,
-    published: Callable[[], TopicRecord | None],
-) -> VerifyReport:
-    """Verify both tiers of every partition. `published` returns the topic's present state if the
-    bucket has it.
-
-    Raises StoreUnavailable, ConfigurationError.
+    Raises UnknownTopic, StoreUnavailable, ConfigurationError, Throttled (another verification is
+    in progress).
     """
-    found = Findings(-1)
-    record = published()
-    if store is not None and record is not None:
-        there = check_topic_object(store, record)
-        if published() == record:  # otherwise it was altered meanwhile
-            found.merge(there)
-    for number, damaged in topic.damaged.items():
-        local = Findings(number)
-        file = getattr(damaged.reason, "file", None) or None
-        local.add(ProblemKind.SEGMENT_CORRUPT, str(damaged.reason), file=file)
-        found.merge(local)
-    for partition in topic.partitions.values():
-        found.merge(_check_partition(partition, topic.record, store, context))
+    topic = broker.topic(name)
+    with broker.one_at_a_time("verification"):
+        store = broker.bucket.store_status.require_store() if broker.bucket is not None else None
+        found = Findings(-1)
+        record = _published_record(broker, name)
+        if store is not None and record is not None:
+            there = check_topic_object(store, record)
+            if _published_record(broker, name) == record:  # otherwise it was altered meanwhile
+                found.merge(there)
+        for number, damaged in topic.damaged.items():
+            local = Findings(number)
+            file = getattr(damaged.reason, "file", None) or None
+            local.add(ProblemKind.SEGMENT_CORRUPT, str(damaged.reason), file=file)
+            found.merge(local)
+        for partition in topic.partitions.values():
+            found.merge(_check_partition(broker, partition, topic.record, store, deep=deep))
+    if any(partition.is_deleted for partition in topic.partitions.values()):
+        raise UnknownTopic(name)  # deleted meanwhile: so its objects are missing
     return found.report()
 
 
+def _published_record(broker: Broker, name: str) -> TopicRecord | None:
+    """None if the bucket does not have the topic's present state yet."""
+    record = broker.registry.by_name(name)
+    return None if record is None or record.dirty else record
+
+
 def _check_partition(
+    broker: Broker,
     partition: Partition,
     record: TopicRecord,
     store: ObjectStore | None,
-    context: VerifyContext,
+    *,
+    deep: bool,
 ) -> Findings:
-    deep, clock, find_hole = context
+    clock, find_hole = broker.clock, broker.background.holes.find
     if store is None or not partition.has_bucket:
         found = check_local(partition, None, [], deep=deep, find_hole=find_hole)
         found.checked.partitions += 1

@@ -15,6 +15,8 @@ from tierlog.broker.broker import Broker
 from tierlog.broker.segment_listing import iter_segments
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.record_format.errors import CorruptDataError, DiskFull
+from tierlog.repair.repair import repair_topic
+from tierlog.repair.verify import verify_topic
 
 CONFIG = {"segment.bytes": 1024, "retention.ms": -1, "local.retention.ms": -1}
 
@@ -78,7 +80,7 @@ def test_a_lost_segment_is_read_from_the_bucket(
     assert partition.log.first_local_offset == 20
     assert offsets(harness) == list(range(50))
     assert harness.broker.readiness().degraded == []
-    assert harness.broker.verify("t", deep=True).ok
+    assert verify_topic(harness.broker, "t", deep=True).ok
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def test_a_lost_segment_of_a_compacted_log_is_read_from_the_bucket(
     harness.broker.background.compactor.run_round()
     harness.copy_sealed()
     assert harness.records("t") == before == cold_records(harness, "t")
-    assert harness.broker.verify("t", deep=True).ok
+    assert verify_topic(harness.broker, "t", deep=True).ok
 
 
 def test_a_segment_in_neither_tier_blocks_offload_until_its_loss_is_accepted(harness):
@@ -129,15 +131,15 @@ def test_a_segment_in_neither_tier_blocks_offload_until_its_loss_is_accepted(har
     (degraded,) = harness.broker.readiness().degraded
     assert "offsets 20 to 29 are missing" in degraded
     run_janitor(harness.broker)
-    (step,) = harness.broker.repair("t", apply=True)
+    (step,) = repair_topic(harness.broker, "t", apply=True)
     assert (step.action, step.done) == ("drop-batches", False)
     assert "offsets 20 to 29 are lost" in step.detail
-    (step,) = harness.broker.repair("t", apply=True, accept_loss=True)
+    (step,) = repair_topic(harness.broker, "t", apply=True, accept_loss=True)
     assert step.done
     assert harness.copy_sealed().cold.end_offset == 50
     assert offsets(harness) == [*range(20), *range(30, 50)]
     assert harness.broker.readiness().degraded == []
-    assert harness.broker.verify("t", deep=True).ok
+    assert verify_topic(harness.broker, "t", deep=True).ok
     partition.log.delete_local(50)
     assert offsets(harness) == [*range(20), *range(30, 50)]
 
@@ -155,15 +157,15 @@ def test_a_hole_at_the_end_of_the_bucket_becomes_a_gap(harness, front_is_local):
     assert segment_objects(harness) == before, "nothing is uploaded in vain"
     (degraded,) = harness.broker.readiness().degraded
     assert "offsets 20 to 39 are missing" in degraded
-    (step,) = harness.broker.repair("t")
+    (step,) = repair_topic(harness.broker, "t")
     assert (step.action, step.base_offset, step.last_offset) == ("drop", 20, 39)
-    (step,) = harness.broker.repair("t", apply=True)
+    (step,) = repair_topic(harness.broker, "t", apply=True)
     assert step.done
     assert harness.copy_sealed().cold.end_offset == 50
     assert harness.broker.readiness().degraded == []
     run_janitor(harness.broker)
     assert offsets(harness) == [*range(20), *range(40, 50)]
-    assert harness.broker.verify("t", deep=True).ok
+    assert verify_topic(harness.broker, "t", deep=True).ok
 
 
 def mark_compacted(harness):
@@ -181,7 +183,7 @@ def test_compacted_offsets_are_not_a_loss(harness, policy):
     harness.copy_sealed()
     partition = harness.copy_sealed()
     assert partition.cold.end_offset == (50 if policy == "compact" else 10)
-    assert harness.broker.verify("t", deep=True).ok is (policy == "compact")
+    assert verify_topic(harness.broker, "t", deep=True).ok is (policy == "compact")
 
 
 def test_compacted_offsets_of_a_local_topic_are_not_a_loss(harness):
@@ -189,7 +191,7 @@ def test_compacted_offsets_of_a_local_topic_are_not_a_loss(harness):
     lose(harness, 20)
     mark_compacted(harness)
     harness.broker.alter_topic("t", config={"cleanup.policy": "delete"})
-    assert harness.broker.verify("t", deep=True).ok
+    assert verify_topic(harness.broker, "t", deep=True).ok
 
 
 def test_a_lost_segment_of_a_local_topic_is_reported(harness):
@@ -211,14 +213,14 @@ def test_a_lost_segment_of_a_local_topic_is_repaired(harness, has_bucket):
     if not has_bucket:
         harness.broker.close()
         harness.broker = Broker.open_idle(harness.broker.settings, store=None)
-    (step,) = harness.broker.repair("t", deep=True, apply=True)
+    (step,) = repair_topic(harness.broker, "t", deep=True, apply=True)
     assert (step.action, step.base_offset, step.done) == ("drop-batches", 0, False)
-    (step,) = harness.broker.repair("t", deep=True, apply=True, accept_loss=True)
+    (step,) = repair_topic(harness.broker, "t", deep=True, apply=True, accept_loss=True)
     assert step.done
     run_janitor(harness.broker)
     assert harness.broker.readiness().degraded == []
-    assert harness.broker.repair("t", deep=True) == []
-    assert harness.broker.verify("t", deep=True).ok
+    assert repair_topic(harness.broker, "t", deep=True) == []
+    assert verify_topic(harness.broker, "t", deep=True).ok
     assert offsets(harness) == [*range(10), *range(20, 40)]
 
 
@@ -316,11 +318,11 @@ def test_a_damaged_segment_blocks_no_other(harness, damage):
     (degraded,) = harness.broker.readiness().degraded
     assert f"{20:020d}.log" in degraded
     for deep in (False, True):
-        problems = harness.broker.verify("t", deep=deep).problems
+        problems = verify_topic(harness.broker, "t", deep=deep).problems
         assert [one.base_offset for one in problems] == (
             [20] if deep or damage is Path.unlink else []
         )
-    (step,) = harness.broker.repair("t", deep=True)
+    (step,) = repair_topic(harness.broker, "t", deep=True)
     assert step.base_offset == 20
     if damage is Path.unlink:
         assert partition.read(0, max_bytes=1 << 20).next_offset == 20
@@ -334,12 +336,12 @@ def test_a_file_lost_at_runtime_is_read_from_the_bucket_after_a_repair(harness):
     harness.copy_sealed()
     harness.restart()
     (harness.root / "data" / "t-0" / f"{10:020d}.log").unlink()
-    (problem,) = harness.broker.verify("t").problems
+    (problem,) = verify_topic(harness.broker, "t").problems
     assert (problem.base_offset, problem.detail) == (10, "the file is missing")
-    (step,) = harness.broker.repair("t", apply=True, deep=True)
+    (step,) = repair_topic(harness.broker, "t", apply=True, deep=True)
     assert (step.action, step.done) == ("set-aside", True)
     assert offsets(harness) == list(range(40))
-    assert harness.broker.verify("t", deep=True).ok
+    assert verify_topic(harness.broker, "t", deep=True).ok
 
 
 def test_trimming_a_segment_during_its_upload_is_not_an_error(harness, monkeypatch):

@@ -6,9 +6,11 @@ import pytest
 
 from tests.fakes.damage import flip
 from tests.fakes.faulty_object_store import FailsBefore, fails_its_checksum
-from tierlog.broker.repair.restore import RestoreOptions, restore
 from tierlog.manifest.topic_objects import load_cluster
 from tierlog.record_format.errors import CorruptManifest
+from tierlog.repair.repair import repair_topic
+from tierlog.repair.restore import RestoreOptions, restore
+from tierlog.repair.verify import verify_topic
 
 CONFIG = {"segment.bytes": 4096, "retention.ms": -1}
 
@@ -42,12 +44,12 @@ def corrupt(harness, damage):
 
 
 def test_verify_and_repair_name_the_manifest(harness, corrupt):
-    (problem,) = harness.broker.verify("t").problems
+    (problem,) = verify_topic(harness.broker, "t").problems
     assert (problem.kind, problem.object_key) == (
         "manifest-corrupt",
         harness.store.full_key(corrupt),
     )
-    (step,) = harness.broker.repair("t")
+    (step,) = repair_topic(harness.broker, "t")
     assert step.action == "none"
     assert "manifest-corrupt" in step.detail
 

@@ -28,14 +28,14 @@ import structlog
 
 from tierlog.broker.holes import Holes
 from tierlog.broker.partition import Partition
-from tierlog.broker.repair.local_check import is_corrupt, is_lost
-from tierlog.broker.repair.local_repair import copy_segment, unused_path
-from tierlog.broker.repair.repair_step import ACCEPT_LOSS, Action, RepairStep, spans_of
 from tierlog.hot_tier.salvage import LostRange
 from tierlog.hot_tier.sealed_segments import Gap, SegmentView
 from tierlog.manifest.state import first_at
 from tierlog.record_format.errors import UnknownSegment
 from tierlog.record_format.segment_entry import SegmentEntry
+from tierlog.repair.local_check import is_corrupt, is_lost
+from tierlog.repair.local_repair import copy_segment, unused_path
+from tierlog.repair.repair_step import ACCEPT_LOSS, Action, RepairStep, spans_of
 
 log = structlog.get_logger(__name__)
 
