@@ -14,7 +14,7 @@ import structlog
 from tierlog.broker.bucket_state import BucketState
 from tierlog.broker.store_status import StoreStatus
 from tierlog.cold_tier.cold_reader import ColdReader
-from tierlog.cold_tier.segment_indexes import load_bundle
+from tierlog.cold_tier.segment_lookup import load_bundle
 from tierlog.host.file_slice import FileSlice, TierRead
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier.log_config import LogConfig

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tierlog.cold_tier.index_bundle import ParsedBundle
 from tierlog.cold_tier.ranged_reader import read_range
-from tierlog.cold_tier.segment_indexes import load_bundle
+from tierlog.cold_tier.segment_lookup import load_bundle
 from tierlog.host.disk import disk_full, is_disk_full
 from tierlog.hot_tier import closed_log
 from tierlog.hot_tier.log import PartitionLog

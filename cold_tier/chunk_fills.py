@@ -32,7 +32,7 @@ from weakref import ref
 
 from tierlog.cold_tier.chunk_cache import ChunkCache
 from tierlog.cold_tier.ranged_reader import ChunkKey, ChunkRef, RangedReader
-from tierlog.cold_tier.segment_indexes import SegmentIndex, SegmentIndexes
+from tierlog.cold_tier.segment_lookup import SegmentIndex, SegmentIndexes
 from tierlog.host.file_slice import OpenFile
 from tierlog.host.threads import Threads
 from tierlog.host.waiting import Wait, WouldBlock

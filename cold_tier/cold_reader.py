@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from tierlog.cold_tier.batch_finder import BatchFinder, walk_batches
+from tierlog.cold_tier.aborted_transactions import aborted_transactions
 from tierlog.cold_tier.chunk_cache import ChunkCache
 from tierlog.cold_tier.chunk_fills import SPACE_WAIT_S, ChunkFills, Prefetcher
 from tierlog.cold_tier.index_bundle import Chunk, ChunkTable
 from tierlog.cold_tier.ranged_reader import ChunkRef, RangedReader
-from tierlog.cold_tier.segment_indexes import SegmentIndex, SegmentIndexes, aborted_transactions
+from tierlog.cold_tier.segment_lookup import BatchFinder, SegmentIndex, SegmentIndexes, walk_batches
 from tierlog.host.file_slice import FileSlice, OpenFile, TierRead
 from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.object_store.store import ObjectStore

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tierlog.cold_tier.index_bundle import Chunk, ChunkTable, ParsedBundle, parse_bundle
 from tierlog.cold_tier.ranged_reader import read_range
-from tierlog.cold_tier.segment_indexes import check_table
+from tierlog.cold_tier.segment_lookup import check_table
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.batch import (
     HEADER_SIZE,

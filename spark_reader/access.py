@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tierlog.cold_tier.segment_indexes import SegmentIndexes
+from tierlog.cold_tier.segment_lookup import SegmentIndexes
 from tierlog.host.retry import OUTAGE_POLICY
 from tierlog.manifest.codec import PageCache
 from tierlog.object_store.open import open_store

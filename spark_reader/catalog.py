@@ -18,7 +18,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from tierlog.client.responses import PartitionDescription
-from tierlog.cold_tier.segment_indexes import aborted_transactions
+from tierlog.cold_tier.aborted_transactions import aborted_transactions
 from tierlog.host.clock import wall_clock_ms
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.pins import Pins

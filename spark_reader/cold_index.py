@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tierlog.cold_tier.index_bundle import SectionKind
 from tierlog.cold_tier.ranged_reader import read_chunk
-from tierlog.cold_tier.segment_indexes import SegmentIndexes
+from tierlog.cold_tier.segment_lookup import SegmentIndexes
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.checkpoint_files import parse_snapshot

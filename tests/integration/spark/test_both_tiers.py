@@ -14,7 +14,7 @@ from tierlog.api.http.access.tokens import create_token
 from tierlog.api.http.settings import HttpSettings
 from tierlog.broker.damaged_partition import DamagedPartition
 from tierlog.client.client import Client
-from tierlog.cold_tier import segment_indexes
+from tierlog.cold_tier import segment_lookup
 from tierlog.manifest.keys import base_offset_of
 from tierlog.manifest.store import ManifestStore
 from tierlog.record_format.arrow_columns import COLUMNS
@@ -373,13 +373,13 @@ def test_aborted_transactions_are_fetched_only_for_segments_that_need_them(tmp_p
         folder.put(b"plain")
     with two_tiers(tmp_path, adopted=[folder.path]) as tiers:
         tiers.offload("txn")
-        read_range, fetched = segment_indexes.read_range, set()
+        read_range, fetched = segment_lookup.read_range, set()
 
         def recording(store, key, *args):
             fetched.add(base_offset_of(key))
             return read_range(store, key, *args)
 
-        monkeypatch.setattr(segment_indexes, "read_range", recording)
+        monkeypatch.setattr(segment_lookup, "read_range", recording)
         monkeypatch.setattr(access, "_clients", access._Clients())
         last = 6  # read for the last stable offset of the bucket
         for start, end, offsets, segments in (

@@ -14,13 +14,12 @@ from tests.fakes.at_once import at_once
 from tests.fakes.cold_segments import FIXTURES, FOLDER, SegmentFiles, upload, write_segment
 from tests.fakes.faulty_object_store import FailsBefore, Slow, WrongBytes
 from tests.fakes.waiting import until
-from tierlog.cold_tier import batch_finder
-from tierlog.cold_tier.batch_finder import BatchFinder
+from tierlog.cold_tier import segment_lookup
 from tierlog.cold_tier.chunk_cache import ChunkCache
 from tierlog.cold_tier.chunk_fills import ReadAhead
 from tierlog.cold_tier.cold_reader import ColdLimits, ColdReader
 from tierlog.cold_tier.ranged_reader import RangedReader
-from tierlog.cold_tier.segment_indexes import SegmentIndexes
+from tierlog.cold_tier.segment_lookup import BatchFinder, SegmentIndexes
 from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
 from tierlog.host.retry import RetryPolicy
 from tierlog.host.waiting import Wait, WouldBlock
@@ -682,8 +681,8 @@ def range_at_once(reader, segment, **limits):
 
 @pytest.fixture
 def everything_in_memory(monkeypatch):
-    monkeypatch.setattr(batch_finder, "pread_nowait", in_memory)
-    monkeypatch.setattr(batch_finder, "IMMEDIATE_BATCHES_MAX", 8)
+    monkeypatch.setattr(segment_lookup, "pread_nowait", in_memory)
+    monkeypatch.setattr(segment_lookup, "IMMEDIATE_BATCHES_MAX", 8)
 
 
 @pytest.mark.parametrize("max_bytes", [1, 500, 4096, 10_000])
@@ -721,7 +720,7 @@ def test_nonblocking_reads_send_no_request(store, cache, segment):
 def test_a_nonblocking_read_gives_up_on_headers_that_are_not_in_memory(
     store, cache, segment, monkeypatch
 ):
-    monkeypatch.setattr(batch_finder, "pread_nowait", on_disk_only)
+    monkeypatch.setattr(segment_lookup, "pread_nowait", on_disk_only)
     with closing(ColdReader(store, cache)) as reader:
         reader.read(segment, 0, max_bytes=500)
         assert at_once(reader.read, segment, 0, max_bytes=500) is None
@@ -730,8 +729,8 @@ def test_a_nonblocking_read_gives_up_on_headers_that_are_not_in_memory(
 def test_a_long_walk_is_left_to_blocking_reads_and_then_cached(store, cache, tmp_path, monkeypatch):
     written = write_segment(tmp_path / "log", batches=600)
     segment = upload(store, written, chunk_bytes=1 << 30)
-    monkeypatch.setattr(batch_finder, "pread_nowait", in_memory)
-    monkeypatch.setattr(batch_finder, "IMMEDIATE_BATCHES_MAX", 100)
+    monkeypatch.setattr(segment_lookup, "pread_nowait", in_memory)
+    monkeypatch.setattr(segment_lookup, "IMMEDIATE_BATCHES_MAX", 100)
     with closing(ColdReader(store, cache)) as reader:
         reader.read(segment, 0, max_bytes=500)
         assert at_once(reader.read, segment, segment.last_offset, max_bytes=500) is None

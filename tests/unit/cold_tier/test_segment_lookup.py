@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.fakes.waiting import until
-from tierlog.cold_tier.segment_indexes import SegmentIndexes
+from tierlog.cold_tier.segment_lookup import SegmentIndexes
 from tierlog.host.retry import RetryPolicy
 from tierlog.object_store.memory import MemoryStore
 from tierlog.record_format.errors import MissingObject, StoreUnavailable

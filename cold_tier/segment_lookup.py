@@ -1,34 +1,41 @@
-"""Cold segments' chunk tables and index sections, in an LRU cache within a limit; and the aborted
-transactions that they tell of.
+"""Where an offset lies in a cold segment: in which chunk, by the chunk table of its `.indexes`
+object, and at which batch of the chunk, by headers.
 
 * One ranged GET loads the directory and the chunk table, which are first in the object. A section
-  costs one more, and only when it is needed and not empty.
+  costs one more, and only when it is needed and not empty. All are kept in an LRU cache in memory.
 * Nothing is used before its CRC-32C and its segment were verified. Corrupt bytes are fetched once
   more, since the network may be at fault.
 * Concurrent loads of the same thing are one, and the number of loads in flight is limited. A load
   that was waiting for a slot when another failed with StoreUnavailable fails too: otherwise, with a
   store that hangs, each would wait for its slot and then for its own timeout.
-* A transaction's marker, and with it its `.txnindex` entry, may be many segments after its records.
-  The producer snapshot at a segment's end tells which transactions are open there: once all that
-  began in a range of offsets have ended, no later segment can have an entry for one. Without a
-  snapshot nothing is known, and all following segments are read.
-* A transaction has ended if the snapshot has its producer either in no transaction or in a later
-  one. A producer that is missing may have expired. A snapshot may have been built from an
-  incomplete log: then it has a transaction's start too late, or lacks the producer.
-* An entry's last stable offset at or past the end of the range ends the search too.
+* In a chunk only the 27 bytes that tell where a batch ends are read. The chunk's CRC was verified,
+  so an invalid header was uploaded that way, and is CorruptObject.
+* A sparse index of the walk (an entry per 16 KiB) is kept for chunks that are being read, within a
+  limit, so that a sequential reader walks each header once instead of starting at the beginning of
+  the chunk for every read. A walk that never waits raises WouldBlock if bytes are not in the page
+  cache, or if it is long because there is no index yet: the one in a thread that follows builds it.
+
+Thread-safe.
 """
 
 from __future__ import annotations
 
+import os
+import struct
 import threading
 from array import array
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
+from tierlog.cold_tier.aborted_transactions import (
+    Producers,
+    SegmentTransactions,
+    parse_producers,
+)
 from tierlog.cold_tier.index_bundle import (
     ChunkTable,
     Directory,
@@ -39,96 +46,19 @@ from tierlog.cold_tier.index_bundle import (
     parse_chunk_table,
     parse_directory,
 )
-from tierlog.cold_tier.ranged_reader import ChunkRef, read_range
-from tierlog.host.waiting import Wait
+from tierlog.cold_tier.ranged_reader import ChunkKey, ChunkRef, read_range
+from tierlog.host.file_slice import OpenFile
+from tierlog.host.page_cache import pread_nowait
+from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.object_store.store import ObjectStore
-from tierlog.record_format.checkpoint_files import parse_snapshot
 from tierlog.record_format.errors import (
     CorruptObject,
     CorruptSnapshot,
     StoreUnavailable,
     UnknownFormatVersion,
 )
-from tierlog.record_format.index_layouts import AbortedTxn, parse_txn_index
+from tierlog.record_format.index_layouts import parse_txn_index
 from tierlog.record_format.segment_entry import SegmentEntry, name_of
-
-
-class Producers(NamedTuple):
-    """The producers at the end of a segment: all ids, sorted, and the first offset of each open
-    transaction by producer id.
-    """
-
-    ids: array[int]
-    open_transactions: Mapping[int, int]
-
-    def has_ended(self, producer_id: int, first_offset: int) -> bool:
-        open_since = self.open_transactions.get(producer_id)
-        if open_since is not None and open_since <= first_offset:
-            return False
-        number = bisect_left(self.ids, producer_id)
-        return number < len(self.ids) and self.ids[number] == producer_id
-
-
-def parse_producers(snapshot: bytes, *, file: str) -> Producers:
-    """Raises CorruptSnapshot, UnknownFormatVersion."""
-    found = parse_snapshot(snapshot, file=file)
-    return Producers(
-        array("q", sorted(one.producer_id for one in found)),
-        {
-            one.producer_id: one.current_txn_first_offset
-            for one in found
-            if one.current_txn_first_offset >= 0
-        },
-    )
-
-
-class SegmentTransactions(NamedTuple):
-    """`aborted` have their markers in the segment; `producers` is None if they are unknown."""
-
-    base_offset: int
-    last_offset: int
-    aborted: Sequence[AbortedTxn]
-    producers: Producers | None
-
-
-def aborted_transactions(
-    segments: Iterable[SegmentTransactions], *, start_offset: int, end_offset: int
-) -> list[AbortedTxn]:
-    """The transactions with records in [start_offset, end_offset). `segments` starts with the one
-    that holds `start_offset`; it is read as far as an entry may lie.
-    """
-    found: list[AbortedTxn] = []
-    pending = _OpenTransactions(end_offset=end_offset)
-    for segment in segments:
-        found += [
-            txn
-            for txn in segment.aborted
-            if txn.last_offset >= start_offset and txn.first_offset < end_offset
-        ]
-        is_stable = any(txn.last_stable_offset >= end_offset for txn in segment.aborted)
-        if is_stable or pending.have_ended_after(segment):
-            break
-    return found
-
-
-class _OpenTransactions:
-    """Tracks, segment by segment, the open transactions with records below `end_offset`."""
-
-    def __init__(self, *, end_offset: int) -> None:
-        self._end_offset, self._is_known = end_offset, True
-        self._open: set[tuple[int, int]] = set()
-
-    def have_ended_after(self, segment: SegmentTransactions) -> bool:
-        """Whether all of them have ended at the end of this segment."""
-        producers = segment.producers
-        if producers is not None:
-            self._open = {txn for txn in self._open if not producers.has_ended(*txn)}
-        if segment.base_offset < self._end_offset:
-            still_open = producers.open_transactions.items() if producers is not None else ()
-            self._open.update(txn for txn in still_open if txn[1] < self._end_offset)
-            self._is_known &= producers is not None
-        return self._is_known and not self._open and segment.last_offset + 1 >= self._end_offset
-
 
 T = TypeVar("T")
 
@@ -137,6 +67,16 @@ LOADS_MAX: Final = 8
 SNAPSHOT_MAX_BYTES: Final = 8 * 1024 * 1024
 PRODUCERS: Final = -1  # cache key of a parsed snapshot; sections use their kind
 OBJECT_OVERHEAD: Final = 12  # the size of a chunk's Python objects relative to its packed size
+
+SPARSE_BYTES: Final = 16 * 1024
+WINDOW_BYTES: Final = 16 * 1024
+FIRST_WINDOW_BYTES: Final = 512  # after a large batch only the next header is needed
+INDEXES_MAX: Final = 512  # of about 16 KiB each for a chunk of 8 MiB
+IMMEDIATE_BATCHES_MAX: Final = 512  # takes about half a millisecond
+
+_HEAD: Final = struct.Struct(">qi11xi")  # base offset, length; 11 bytes on: last offset delta
+_LENGTH_OVERHEAD: Final = 12
+_MIN_LENGTH: Final = 49
 
 
 class SegmentIndex(NamedTuple):
@@ -320,3 +260,168 @@ def _retry_if_corrupt(load: Callable[[], T]) -> T:
         raise
     except CorruptObject:
         return load()
+
+
+class BatchLocation(NamedTuple):
+    position: int
+    size_bytes: int
+    base_offset: int
+    next_offset: int
+
+    @property
+    def end_position(self) -> int:
+        return self.position + self.size_bytes
+
+
+class _SparseIndex:
+    """Batches seen by walks, in order and at least `SPARSE_BYTES` apart.
+
+    Written by one thread at a time and read without a lock: a batch becomes visible with its
+    offset, which is appended last.
+    """
+
+    __slots__ = ("_lock", "ends", "next_offsets", "offsets", "positions")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.positions, self.ends = array("q"), array("q")
+        self.offsets, self.next_offsets = array("q"), array("q")
+
+    def maybe_add(self, batch: BatchLocation) -> None:
+        with self._lock:
+            if batch.position >= self.last_position + SPARSE_BYTES:
+                self.positions.append(batch.position)
+                self.ends.append(batch.end_position)
+                self.next_offsets.append(batch.next_offset)
+                self.offsets.append(batch.base_offset)
+
+    @property
+    def last_position(self) -> int:
+        return self.positions[-1] if self.positions else -SPARSE_BYTES
+
+    def at_offset(self, offset: int) -> BatchLocation | None:
+        """The last entry that begins at or below `offset`."""
+        return self._batch(bisect_right(self.offsets, offset) - 1)
+
+    def before_end(self, stop: int, end_offset: int) -> BatchLocation | None:
+        """The last entry before which everything is within both limits."""
+        by_position = bisect_right(self.positions, stop)
+        by_offset = bisect_right(self.offsets, end_offset)
+        return self._batch((by_position if by_position < by_offset else by_offset) - 1)
+
+    def _batch(self, number: int) -> BatchLocation | None:
+        if number < 0:
+            return None
+        position = self.positions[number]
+        return BatchLocation(
+            position,
+            self.ends[number] - position,
+            self.offsets[number],
+            self.next_offsets[number],
+        )
+
+
+class BatchFinder:
+    """Holds the sparse indexes of the chunks that are being read."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._indexes: OrderedDict[ChunkKey, _SparseIndex] = OrderedDict()
+
+    def walk(self, chunk: ChunkRef, file: OpenFile, wait: Wait = Wait.WAIT) -> ChunkWalk:
+        """A walk over `chunk`, whose open file is `file`."""
+        with self._lock:
+            index = self._indexes.get(chunk.key)
+            if index is None:
+                index = self._indexes[chunk.key] = _SparseIndex()
+                if len(self._indexes) > INDEXES_MAX:
+                    self._indexes.popitem(last=False)
+            self._indexes.move_to_end(chunk.key)
+        return ChunkWalk(chunk, file, index, wait)
+
+    def forget(self, chunk: ChunkRef) -> None:
+        """Drop the index of a chunk whose file turned out to be corrupt."""
+        with self._lock:
+            self._indexes.pop(chunk.key, None)
+
+
+class ChunkWalk:
+    """Finds batches in one chunk. Raises CorruptObject, WouldBlock."""
+
+    __slots__ = ("_chunk", "_file", "_index", "_wait")
+
+    def __init__(self, chunk: ChunkRef, file: OpenFile, index: _SparseIndex, wait: Wait) -> None:
+        self._chunk, self._file, self._index, self._wait = chunk, file, index, wait
+
+    def find(self, offset: int) -> BatchLocation | None:
+        """The first batch that ends above `offset`; None if the chunk has none."""
+        near = self._index.at_offset(offset)
+        if near is not None and near.next_offset > offset:
+            return near
+        for batch in self._walk(near.end_position if near is not None else 0):
+            if batch.next_offset > offset:
+                return batch
+        return None
+
+    def find_end(self, first: BatchLocation, *, max_bytes: int, end_offset: int) -> tuple[int, int]:
+        """The position and offset where the whole batches from `first` on end that fit `max_bytes`
+        and lie below `end_offset`. `first` is always included.
+        """
+        stop = first.position + max_bytes
+        position, next_offset = first.end_position, first.next_offset
+        near = self._index.before_end(stop, end_offset)
+        if near is not None and near.position >= position:
+            if _is_beyond(near, stop, end_offset):
+                return near.position, max(next_offset, min(near.base_offset, end_offset))
+            position, next_offset = near.end_position, near.next_offset
+        for batch in self._walk(position):
+            if _is_beyond(batch, stop, end_offset):
+                # Everything before this batch is within both limits, so its start is the end.
+                return batch.position, max(next_offset, min(batch.base_offset, end_offset))
+            position, next_offset = batch.end_position, batch.next_offset
+        return position, next_offset
+
+    def _walk(self, start: int) -> Iterator[BatchLocation]:
+        chunk, index = self._chunk, self._index
+        never = self._wait is Wait.NEVER
+        pread = pread_nowait if never else os.pread
+        walk = walk_batches(self._file, start, chunk.size_bytes, log_key=chunk.log_key, pread=pread)
+        last_indexed = index.last_position
+        for number, batch in enumerate(walk):
+            if never and number == IMMEDIATE_BATCHES_MAX:
+                raise WouldBlock("many batches are walked")
+            if batch.position >= last_indexed + SPARSE_BYTES:
+                index.maybe_add(batch)
+                last_indexed = batch.position
+            yield batch
+
+
+def _is_beyond(batch: BatchLocation, stop: int, end_offset: int) -> bool:
+    return batch.end_position > stop or batch.next_offset > end_offset
+
+
+def walk_batches(
+    file: OpenFile,
+    start: int,
+    end: int,
+    *,
+    log_key: str,
+    pread: Callable[[int, int, int], bytes] = os.pread,
+) -> Iterator[BatchLocation]:
+    """The batches of [start, end) of a chunk's file. Raises CorruptObject."""
+    position = window_start = start
+    window, window_bytes = b"", FIRST_WINDOW_BYTES
+    while position < end:
+        at = position - window_start
+        if at + _HEAD.size > len(window):
+            window = pread(file.fd, min(window_bytes, end - position), position)
+            window_start, at = position, 0
+            if len(window) < _HEAD.size:
+                raise CorruptObject("a chunk ends inside a batch", file=log_key, position=position)
+        base_offset, length, delta = _HEAD.unpack_from(window, at)
+        size_bytes = length + _LENGTH_OVERHEAD
+        if length < _MIN_LENGTH or delta < 0 or position + size_bytes > end:
+            raise CorruptObject("invalid batch header in a chunk", file=log_key, position=position)
+        yield BatchLocation(position, size_bytes, base_offset, base_offset + delta + 1)
+        position += size_bytes
+        window_bytes = WINDOW_BYTES if size_bytes < WINDOW_BYTES else FIRST_WINDOW_BYTES
