@@ -13,9 +13,9 @@ from tierlog.api.http.context import Context
 from tierlog.api.http.control_routes import ControlRoute
 from tierlog.api.http.dispatch import TierlogApp
 from tierlog.api.http.docs import openapi
-from tierlog.api.http.docs.page import DOCS_CALLS, document_call
 from tierlog.api.http.routes import CALLS
 from tierlog.api.http.settings import HttpSettings
+from tierlog.api.http.static_pages import DOCS_CALLS, document_call
 from tierlog.broker.broker import Broker
 
 DESCRIPTION = (

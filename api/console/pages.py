@@ -24,16 +24,15 @@ from tierlog.api.console import topic_pages
 from tierlog.api.console.record_browser import RecordsQuery, record_page
 from tierlog.api.console.rendering import HEADERS, NOTHING_NEW, fragment, page
 from tierlog.api.console.samples import Sampler, series
-from tierlog.api.http.access.scopes import Grant
+from tierlog.api.http.access.scopes import CONSOLE_NAMES, Grant
 from tierlog.api.http.admin.partitions import FromOffset
 from tierlog.api.http.calls import Call, Handler
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
-from tierlog.api.http.packaged_files import PackagedFiles
 from tierlog.api.http.problems import corruption_detail
 from tierlog.api.http.responses import Response, json_response
 from tierlog.api.http.settings import MAX_OFFSET
-from tierlog.api.http.static_names import CONSOLE_NAMES
+from tierlog.api.http.static_pages import PackagedFiles
 from tierlog.broker.groups.groups import Groups, OffsetState
 from tierlog.broker.partition import Partition
 from tierlog.broker.reports import StorageReport

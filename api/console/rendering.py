@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from tierlog.api.console.record_text import visible
+from tierlog.api.console.record_browser import visible
 from tierlog.api.http.problems import HeaderList
 from tierlog.api.http.responses import NO_STORE, Response
 

@@ -4,9 +4,10 @@ Read `routes` first, the table of all calls, then `dispatch`, which every reques
 `produce` and `fetch`, whose packages say in which order to read them, or `control_routes` and
 `admin`, the calls that carry no records and are FastAPI's.
 
-* `exchange` is one request, `request` parses it, and `access` decides who may call.
-* `responses` has what handlers return, `problems` the table of errors, and `unsent_responses`
-  bounds what waits for slow clients.
+* `exchange` is one request; `bodies`, `header_values` and `strict_json` parse it, and `access`
+  decides who may call.
+* `responses` has what handlers return, `problems` the table of errors, and `memory_limits` bounds
+  what all requests take.
 * `docs` and `metrics` describe and count the calls.
 * `api.app` assembles the application; `server` runs it, on the connections of `api.protocol`.
 """

@@ -19,7 +19,7 @@ from tierlog.api.http import strict_json
 from tierlog.api.http.access.scopes import OPEN_PATHS
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
-from tierlog.api.http.request.media_types import JSON
+from tierlog.api.http.header_values import JSON
 from tierlog.api.http.responses import AnyResponse
 
 Endpoint = Callable[..., Awaitable[FastApiResponse]]

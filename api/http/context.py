@@ -21,19 +21,14 @@ from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from tierlog.api.http.access.check import Access
 from tierlog.api.http.all_completed import AllCompleted
-from tierlog.api.http.decoding_memory import DecodingMemory
-from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.exchange import Exchange, record_time
 from tierlog.api.http.fetch.long_poll import WaitingRequests
 from tierlog.api.http.fetch.shared_pages import SharedPages
-from tierlog.api.http.local_paths import path_shortener
-from tierlog.api.http.metrics import timings
-from tierlog.api.http.metrics.broker import BrokerMetrics
-from tierlog.api.http.metrics.registry import HttpMetrics
-from tierlog.api.http.problems import Problem, to_problem
-from tierlog.api.http.request.bodies import InflightBytes
+from tierlog.api.http.memory_limits import DecodingMemory, InflightBytes, UnsentResponses
+from tierlog.api.http.metrics.registry import BrokerMetrics, HttpMetrics
+from tierlog.api.http.problems import Problem, path_shortener, to_problem
 from tierlog.api.http.responses import AnyResponse
 from tierlog.api.http.settings import HttpSettings
-from tierlog.api.http.unsent_responses import UnsentResponses
 from tierlog.broker.broker import Broker
 from tierlog.broker.partition import Fetched, Partition
 from tierlog.broker.segment_listing import SegmentBytes
@@ -128,7 +123,7 @@ class Context:
         except WouldBlock:
             threads = self.threads_for(partition, offset)
             found = await self.run(threads, partial(call, wait=Wait.WAIT))
-        timings.record("broker" if found.tier == "hot" else "store", began_s)
+        record_time("broker" if found.tier == "hot" else "store", began_s)
         return found
 
     async def read_at(self, partition: Partition, offset: int, call: Callable[[], T]) -> T:
@@ -144,7 +139,7 @@ class Context:
         try:
             return await self.run(threads, call)
         finally:
-            timings.record("broker", began_s)
+            record_time("broker", began_s)
 
     async def write(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that writes to disk."""
@@ -162,7 +157,7 @@ class Context:
                 return call()
             return await self.run(self._parsers, call)
         finally:
-            timings.record("encode", began_s)
+            record_time("encode", began_s)
 
     async def run(self, threads: Executor, call: Callable[[], T]) -> T:
         """Run a call in a thread, with this request's context: its log lines carry the id."""

@@ -3,8 +3,8 @@ path parameters, query and body as typed structs, the broker, what the caller ma
 
 * The path was matched already, as it was sent: an encoded slash never changes it, and each segment
   is decoded once. So a route is FULL for the call that was found, and for no other.
-* Query and body are msgspec structs: unknown members are refused by name, and a refusal says
-  where. FastAPI's own validation finds nothing to refuse.
+* Query and body are msgspec structs: unknown parameters and members are refused by name, and a
+  refusal says where. FastAPI's own validation finds nothing to refuse.
 * Dependencies run in the order of a handler's parameters: the first that raises is the answer.
 * Whatever they or a handler raise becomes a problem document by an exception handler of the
   application.
@@ -13,21 +13,22 @@ path parameters, query and body as typed structs, the broker, what the caller ma
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 
+from tierlog.api.http import bodies, header_values, strict_json
 from tierlog.api.http.access.scopes import Grant
 from tierlog.api.http.calls import Call, Endpoint
-from tierlog.api.http.context import Context
-from tierlog.api.http.control_requests import json_body, no_body
+from tierlog.api.http.context import UNKNOWN_SIZE, Context
 from tierlog.api.http.exchange import Exchange, Receive, Send
-from tierlog.api.protocol.immediate import Scope
+from tierlog.api.protocol.service import Scope
 from tierlog.broker.partition import Partition
 
+T = TypeVar("T")
 EXCHANGE: Final = "tierlog.exchange"  # in the scope: the `Exchange`
 CALL: Final = "tierlog.call"  # in the scope: the `Call` that was found
 
@@ -68,6 +69,49 @@ class ControlRoute(APIRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """HEAD is served as GET; its body is left out where it is sent."""
         await self.app(scope, receive, send)
+
+
+class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
+    """No parameters, or no members."""
+
+
+async def json_body(context: Context, exchange: Exchange, kind: type[T]) -> T:
+    """Read and decode a small JSON body. Raises InvalidRequest, UnsupportedMediaType, and what
+    `bodies.received_body` does.
+    """
+    _check_is_json(exchange)
+    encoding = header_values.content_encoding(exchange.header(b"content-encoding"))
+    limit = context.settings.control_body_max_bytes
+    async with bodies.received_body(
+        exchange, context.settings, context.inflight, limit=limit
+    ) as body:
+
+        def decode() -> T:
+            expanded = bodies.expand(body, encoding, max_bytes=limit)
+            return strict_json.decode_control(expanded, kind)
+
+        return await context.compute(UNKNOWN_SIZE if encoding else len(body), decode)
+
+
+def _check_is_json(exchange: Exchange) -> None:
+    header_values.content_type(exchange.header(b"content-type"), accepted=(header_values.JSON,))
+
+
+async def no_body(context: Context, exchange: Exchange) -> None:
+    """Check that a POST without parameters has no body, or an object without members."""
+    encoding = header_values.content_encoding(exchange.header(b"content-encoding"))
+    limit = context.settings.control_body_max_bytes
+    async with bodies.received_body(
+        exchange, context.settings, context.inflight, limit=limit
+    ) as body:
+        if body.strip():
+            _check_is_json(exchange)
+            body = bodies.expand(body, encoding, max_bytes=limit)
+            strict_json.decode_control(body, _Nothing)
+
+
+def no_query(exchange: Exchange) -> None:
+    exchange.query(_Nothing)
 
 
 async def _exchange_of(request: Request) -> Exchange:

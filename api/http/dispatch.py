@@ -27,12 +27,12 @@ from fastapi import FastAPI, Request
 from fastapi import Response as FastApiResponse
 from structlog.contextvars import bind_contextvars, bound_contextvars
 
+from tierlog.api.http import header_values
 from tierlog.api.http.calls import Call, CallTable
 from tierlog.api.http.context import Context
-from tierlog.api.http.control_requests import check_request
-from tierlog.api.http.control_routes import CALL, EXCHANGE
+from tierlog.api.http.control_routes import CALL, EXCHANGE, no_query
 from tierlog.api.http.exchange import Exchange, Receive, Send
-from tierlog.api.http.http_errors import AbortedByShutdown, MethodNotAllowed, NotFound
+from tierlog.api.http.problems import AbortedByShutdown, MethodNotAllowed, NotFound
 from tierlog.api.http.responses import (
     AnyResponse,
     FileResponse,
@@ -41,8 +41,13 @@ from tierlog.api.http.responses import (
     content_length_of,
     send_response,
 )
-from tierlog.api.protocol.errors import ClientDisconnected, ResponseCutShort
-from tierlog.api.protocol.immediate import IMMEDIATE_MAX_BYTES, ImmediateResponse, Scope
+from tierlog.api.protocol.service import (
+    IMMEDIATE_MAX_BYTES,
+    ClientDisconnected,
+    ImmediateResponse,
+    ResponseCutShort,
+    Scope,
+)
 from tierlog.host.file_slice import FileSlice
 from tierlog.record_format.errors import FILE_LIMIT_ERRNOS, TierlogError, TooManyOpenFiles
 
@@ -156,7 +161,7 @@ class TierlogApp(FastAPI):
                 path = scope["raw_path"].decode("latin-1")  # an encoded slash is not one
                 raise NotFound(f"{path} is not a path of this API; see /docs")
             if call.handler is None or not call.immediate:
-                check_request(call, exchange)
+                _check_request(call, exchange)
                 return StartedRequest(exchange, call)
             return StartedRequest(
                 exchange, call, *self.context.immediate.begin(call.handler(self.context, exchange))
@@ -298,3 +303,11 @@ def _log_params(params: Mapping[str, str]) -> dict[str, str]:
     if "topic" in shown and "partition" in shown:
         shown["partition"] = f"{shown.pop('topic')}-{shown['partition']}"
     return shown
+
+
+def _check_request(call: Call, exchange: Exchange) -> None:
+    """Check the query and `Accept` of a call. Raises InvalidRequest, NotAcceptable."""
+    if call.query is None:
+        no_query(exchange)
+    if call.returns_only_json:
+        header_values.preferred(exchange.header(b"accept"), offered=(header_values.JSON,))

@@ -9,16 +9,15 @@ Header names are looked up in lower case. A repeated header is read as its value
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from tierlog.api.http import strict_json
 from tierlog.api.http.access.scopes import NOBODY, Grant
-from tierlog.api.http.metrics import timings
-from tierlog.api.protocol.body_receiver import DIRECT_BODY, DirectBody
-from tierlog.api.protocol.errors import ClientDisconnected
-from tierlog.api.protocol.immediate import Scope
+from tierlog.api.protocol.service import DIRECT_BODY, ClientDisconnected, DirectBody, Scope
 from tierlog.record_format.errors import FieldProblem, InvalidRequest, UnknownPartition
 
 T = TypeVar("T")
@@ -27,6 +26,52 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 _NO_PARAMS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+Part = Literal["broker", "store", "encode"]
+
+
+class Timings:
+    """How long each part of a request took, for the `Server-Timing` header, in milliseconds.
+
+    `broker`: the log and the local disk, including the wait for a flush. `store`: reads from the
+    cold tier. `encode`: encoding and decoding records as text. `total`: from the head of the
+    request to the head of the response; it alone includes the wait of a long poll.
+    """
+
+    __slots__ = ("_began_s", "broker", "encode", "store")
+
+    def __init__(self) -> None:
+        self._began_s = time.perf_counter()
+        self.broker = self.store = self.encode = 0.0
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self._began_s
+
+    def add(self, part: Part, began_s: float) -> None:
+        """Add the time since `began_s`, a value of `time.perf_counter`."""
+        setattr(self, part, getattr(self, part) + time.perf_counter() - began_s)
+
+    def header(self) -> bytes:
+        parts = [b"total;dur=%.3f" % (self.elapsed_s * 1000)]
+        if self.broker:
+            parts.append(b"broker;dur=%.3f" % (self.broker * 1000))
+        if self.store:
+            parts.append(b"store;dur=%.3f" % (self.store * 1000))
+        if self.encode:
+            parts.append(b"encode;dur=%.3f" % (self.encode * 1000))
+        return b", ".join(parts)
+
+
+_TIMINGS: ContextVar[Timings | None] = ContextVar("tierlog_timings", default=None)
+
+
+def record_time(part: Part, began_s: float) -> None:
+    """Add the time since `began_s` to the current request's timings."""
+    timings = _TIMINGS.get()
+    if timings is not None:
+        timings.add(part, began_s)
 
 
 class UnsentBytes(NamedTuple):
@@ -67,7 +112,8 @@ class Exchange:
         self.grant: Grant = NOBODY  # until `access` has authenticated the caller
         self.template = ""  # of the path, once it is routed
         self.head_sent = False  # of the response
-        self.timings = timings.begin()
+        self.timings = Timings()
+        _TIMINGS.set(self.timings)
         self.unsent = UnsentBytes()
 
     def header(self, name: bytes) -> str | None:

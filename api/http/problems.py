@@ -1,33 +1,126 @@
-"""Problem documents (RFC 9457): the status, code and members of every error, in one table.
+"""Problem documents (RFC 9457): the status, code and members of every error, in one table; and the
+errors that exist only in HTTP. All others are of the packages below, from `record_format.errors`.
 
 * An exception without a class in `TABLE` is a bug: 500 `internal`, without anything of the
   exception in the response. The request id leads to the log.
-* `detail` is the exception's own text, which says what was wrong and what to do, without local
-  paths (`local_paths`). An object is named by its key within the store's prefix: of a store in a
-  folder, the prefix is a local path.
+* `detail` is the exception's own text, which says what was wrong and what to do. A local path in it
+  is reduced to the partition's folder and the file: where a broker keeps its data does not concern
+  its clients. An object is named by its key within the store's prefix: of a store in a folder, the
+  prefix is a local path.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from tierlog.api.http import http_errors
-from tierlog.api.http.local_paths import short_path, shorten_paths
-from tierlog.api.protocol.errors import HeaderTooLarge
+from tierlog.api.protocol.messages import HeaderTooLarge
 from tierlog.record_format import errors
+from tierlog.record_format.errors import RequestError, ShuttingDown
 
 MEDIA_TYPE: Final = "application/problem+json"
 TYPE_PREFIX: Final = "urn:tierlog:problem:"
 _TEXT_MAX: Final = 1000
-
 HeaderList = list[tuple[bytes, bytes]]
 Members = Callable[[Any], Mapping[str, object]]
+_NOT_WITHIN_A_PATH: Final = r"(?<![\w/:.-])"
+_PART: Final = r"/[\w.@+-]+"
+# An absolute path of three or more parts, as in errors of the operating system.
+_LOCAL_PATH: Final = re.compile(f"{_NOT_WITHIN_A_PATH}(?:{_PART}){{3,}}")
+
+
+class NotFound(RequestError):
+    """The path is not one of the API's."""
+
+
+class MethodNotAllowed(RequestError):
+    def __init__(self, method: str, *, allowed: Sequence[str]) -> None:
+        super().__init__(f"this path does not support {method}, only {', '.join(allowed)}")
+        self.allowed = tuple(allowed)
+
+
+class NotAcceptable(RequestError):
+    def __init__(self, accept: str, *, offered: Sequence[str]) -> None:
+        super().__init__(f"no media type of this call matches Accept: {accept!r}; see `offered`")
+        self.offered = list(offered)
+
+
+class UnsupportedMediaType(RequestError):
+    """A Content-Type or Content-Encoding that the call does not accept."""
+
+    def __init__(self, detail: str, *, accepted: Sequence[str]) -> None:
+        super().__init__(detail)
+        self.accepted = list(accepted)
+
+
+class RangeNotSatisfiable(RequestError):
+    def __init__(self, detail: str, *, size_bytes: int) -> None:
+        super().__init__(detail)
+        self.size_bytes = size_bytes
+
+
+class PreconditionFailed(RequestError):
+    """If-Match does not match the current ETag."""
+
+
+class ForeignHost(RequestError):
+    """A Host or Origin that is not loopback, on a broker without tokens (DNS rebinding)."""
+
+
+class Unauthorized(RequestError):
+    """A token is required. `given`: one was sent, but it is not valid."""
+
+    def __init__(self, *, given: bool) -> None:
+        super().__init__(
+            "the token is not valid here: it may have been revoked"
+            if given
+            else "this broker requires a token, as Authorization: Bearer ..."
+        )
+        self.given = given
+
+
+class StalledBody(RequestError):
+    """The body stopped arriving, or arrived too slowly."""
+
+
+class AppendedInPart(Exception):
+    """Some partitions appended their records and another did not. `results`: what was appended."""
+
+    def __init__(self, cause: Exception, *, results: Sequence[object]) -> None:
+        super().__init__(str(cause))
+        self.cause, self.results = cause, list(results)
+
+
+class AbortedByShutdown(ShuttingDown):
+    """The server stopped before the request had finished; its writes may have happened."""
+
+
+def short_path(path: str) -> str:
+    """The partition's folder and the file, without the rest of the local path."""
+    return "/".join(PurePath(path).parts[-2:]) if path else ""
+
+
+def shorten_paths(text: str) -> str:
+    """Reduce the local paths in a text, in which a path ends at a space."""
+    return _LOCAL_PATH.sub(lambda found: short_path(found.group()), text)
+
+
+def path_shortener(data_dir: PurePath) -> Callable[[str], str]:
+    """As `shorten_paths`, for a broker: the path of its data folder may contain a space."""
+    if not data_dir.is_absolute():
+        return shorten_paths
+    inside = re.compile(f"{_NOT_WITHIN_A_PATH}{re.escape(str(data_dir))}((?:{_PART})*)")
+
+    def shorten(text: str) -> str:
+        text = inside.sub(lambda found: short_path(data_dir.name + found[1]), text)
+        return shorten_paths(text)
+
+    return shorten
 
 
 class Kind(NamedTuple):
@@ -79,11 +172,10 @@ def _object_key(error: errors.CorruptDataError) -> Mapping[str, object]:
 _OUTCOME_UNKNOWN: Final = (
     errors.LogOfflineError,
     errors.OutcomeUnknownError,
-    http_errors.AbortedByShutdown,
+    AbortedByShutdown,
 )
 _OFFSETS = _take("log_start_offset", "high_watermark")
 _SIZES = _take("limit_bytes", "size_bytes")
-
 TABLE: Final[Mapping[type[Exception], Kind]] = {
     errors.InvalidRequest: Kind(400, "invalid-request", "The request is not valid", _errors),
     errors.InvalidRecord: Kind(400, "invalid-record", "A record was refused", _errors),
@@ -92,9 +184,9 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
         400, "invalid-topic-name", "The topic name is not valid", _errors
     ),
     errors.InvalidBatch: Kind(400, "corrupt-batch", "A record batch is corrupt", _take("position")),
-    http_errors.StalledBody: Kind(400, "invalid-request", "The body did not arrive", _no_errors),
-    http_errors.Unauthorized: Kind(401, "unauthorized", "No valid token"),
-    http_errors.ForeignHost: Kind(403, "forbidden", "Not a loopback host"),
+    StalledBody: Kind(400, "invalid-request", "The body did not arrive", _no_errors),
+    Unauthorized: Kind(401, "unauthorized", "No valid token"),
+    ForeignHost: Kind(403, "forbidden", "Not a loopback host"),
     errors.Forbidden: Kind(403, "forbidden", "Not allowed"),
     errors.UnknownTopic: Kind(404, "unknown-topic", "No such topic"),
     errors.UnknownTopicOrPartition: Kind(404, "unknown-partition", "No such partition"),
@@ -103,13 +195,9 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     errors.UnknownManifestVersion: Kind(
         404, "unknown-manifest-version", "No such manifest version"
     ),
-    http_errors.NotFound: Kind(404, "not-found", "No such path"),
-    http_errors.MethodNotAllowed: Kind(
-        405, "method-not-allowed", "The path does not support this method"
-    ),
-    http_errors.NotAcceptable: Kind(
-        406, "not-acceptable", "No acceptable media type", _take("offered")
-    ),
+    NotFound: Kind(404, "not-found", "No such path"),
+    MethodNotAllowed: Kind(405, "method-not-allowed", "The path does not support this method"),
+    NotAcceptable: Kind(406, "not-acceptable", "No acceptable media type", _take("offered")),
     errors.TopicExists: Kind(409, "topic-exists", "The topic already exists"),
     errors.OutOfOrderSequence: Kind(409, "out-of-order-sequence", "The sequence leaves a gap"),
     errors.ProducerFenced: Kind(409, "producer-fenced", "The producer has a newer epoch"),
@@ -121,17 +209,17 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     errors.OffsetMismatch: Kind(
         412, "offset-mismatch", "The log ends at another offset", _take("log_end_offset")
     ),
-    http_errors.PreconditionFailed: Kind(412, "precondition-failed", "If-Match does not match"),
+    PreconditionFailed: Kind(412, "precondition-failed", "If-Match does not match"),
     errors.RecordTooLarge: Kind(413, "record-too-large", "A record is too large", _SIZES),
     errors.RequestTooLarge: Kind(413, "request-too-large", "The request is too large", _SIZES),
     errors.TooManyRecords: Kind(
         413, "request-too-large", "The request is too large", _take("limit_records", "records")
     ),
-    http_errors.UnsupportedMediaType: Kind(
+    UnsupportedMediaType: Kind(
         415, "unsupported-media-type", "Unsupported media type", _take("accepted")
     ),
     errors.OffsetPastEnd: Kind(416, "offset-past-end", "Above the high watermark", _OFFSETS),
-    http_errors.RangeNotSatisfiable: Kind(
+    RangeNotSatisfiable: Kind(
         416, "range-not-satisfiable", "Outside the segment", _take("size_bytes")
     ),
     HeaderTooLarge: Kind(431, "header-too-large", "The request head is too large", _SIZES),
@@ -159,11 +247,9 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     errors.TooManyOpenFiles: Kind(429, "throttled", "Too many open files"),
     errors.TooManyThreads: Kind(429, "throttled", "Too many threads"),
 }
-
 _IN_BUCKET: Final = (errors.MissingObject, errors.CorruptObject, errors.CorruptManifest)
 _TOPIC_OF_FILE: Final = re.compile(r"([a-zA-Z0-9._-]+)-\d+/")
 _TOPIC_OF_OBJECT: Final = re.compile(r"topics/([a-zA-Z0-9._-]+)/[^/]+/\d+/")
-
 INTERNAL: Final = Kind(500, "internal", "Internal error")
 NEEDS_RETRY_AFTER: Final = frozenset((429, 503, 507))
 
@@ -191,7 +277,7 @@ def to_problem(
     store's prefix into its whole key in the bucket, as `/segments` shows it. `shorten` reduces the
     local paths in a text.
     """
-    in_part = error if isinstance(error, http_errors.AppendedInPart) else None
+    in_part = error if isinstance(error, AppendedInPart) else None
     error = error if in_part is None else in_part.cause
     kind = kind_of(error)
     document: dict[str, object] = {
@@ -244,14 +330,14 @@ def _headers(error: Exception, kind: Kind) -> HeaderList:
     if kind.status in NEEDS_RETRY_AFTER:
         seconds = max(1, math.ceil(getattr(error, "retry_after_s", 1.0)))
         headers.append((b"retry-after", str(seconds).encode()))
-    if isinstance(error, http_errors.Unauthorized):  # RFC 6750, 3
+    if isinstance(error, Unauthorized):  # RFC 6750, 3
         unknown = b', error="invalid_token"' if error.given else b""
         headers.append((b"www-authenticate", b'Bearer realm="tierlog"' + unknown))
-    if isinstance(error, http_errors.MethodNotAllowed):
+    if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", ", ".join(error.allowed).encode()))
-    if isinstance(error, http_errors.RangeNotSatisfiable):
+    if isinstance(error, RangeNotSatisfiable):
         headers.append((b"content-range", f"bytes */{error.size_bytes}".encode()))
-    if isinstance(error, http_errors.StalledBody):
+    if isinstance(error, StalledBody):
         headers.append((b"connection", b"close"))
     if isinstance(error, errors.OffsetOutOfRange):  # a HEAD has no document to read them from
         headers.append((b"log-start-offset", str(error.log_start_offset).encode()))

@@ -12,11 +12,11 @@ from tierlog.api.http.fetch import many
 from tierlog.api.http.fetch.segments import get_segment
 from tierlog.api.http.fetch.single import FetchQuery, fetch
 from tierlog.api.http.fetch.tail import TailQuery, tail_partition, tail_topic
+from tierlog.api.http.header_values import BATCHES, EVENTS, JSON, NDJSON, OCTETS
 from tierlog.api.http.metrics.registry import CONTENT_TYPE
+from tierlog.api.http.produce.append import ProduceQuery
 from tierlog.api.http.produce.columns import RecordsIn
 from tierlog.api.http.produce.handlers import new_producer, produce_to_partition, produce_to_topic
-from tierlog.api.http.produce.head import ProduceQuery
-from tierlog.api.http.request.media_types import BATCHES, EVENTS, JSON, NDJSON, OCTETS
 from tierlog.broker.background.copier import Offloaded
 from tierlog.broker.reports import StorageReport
 from tierlog.broker.topics import TopicState

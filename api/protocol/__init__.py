@@ -1,8 +1,8 @@
 """HTTP/1.1 connections with limits, `sendfile`, and responses without a task. Nothing here knows
 the API, and `slice_sender` not even HTTP.
 
-Read `connection_state` first, then `connection`, which has `request_parser` in front of it and
-`asgi_cycle` behind it.
+Read `connection_state` first, then `connection`, which has `messages` in front of it and
+`asgi_cycle` behind it; `service` says what an application is offered.
 
 What is relied on of uvicorn, all of it documented or part of what it calls:
 

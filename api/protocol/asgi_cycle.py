@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from tierlog.api.protocol.connection_state import Response
-from tierlog.api.protocol.errors import ClientDisconnected, ResponseCutShort
-from tierlog.api.protocol.heads import BODILESS, CONTINUE, encode_head
-from tierlog.api.protocol.immediate import Scope
+from tierlog.api.protocol.messages import BODILESS, CONTINUE, encode_head
+from tierlog.api.protocol.service import ClientDisconnected, ResponseCutShort, Scope
 from tierlog.api.protocol.slice_sender import SMALL_BYTES
 from tierlog.host.file_slice import FileSlice
 

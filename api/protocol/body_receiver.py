@@ -13,28 +13,11 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
-from tierlog.api.protocol.deadline import Deadline
+from tierlog.api.protocol.connection_state import Deadline
 
-DIRECT_BODY: Final = "tierlog.body"  # the extension of a scope that is a `DirectBody`
 TURN_BYTES: Final = 1 << 20
-
-
-class DirectBody(Protocol):
-    """Access to the body of the request in progress that bypasses ASGI's messages."""
-
-    def take_buffered_body(self) -> tuple[bytes | bytearray, bool] | None:
-        """Return (the bytes received but not taken yet, whether more follow), or None if a message
-        has to be awaited.
-        """
-        ...
-
-    async def receive_into(
-        self, view: memoryview, *, idle_s: float, on_bytes: Callable[[int], None]
-    ) -> None:
-        """Fill `view`, which is as long as the rest of the body. Raises as `BodyReceiver.run`."""
-        ...
 
 
 class BodyReceiver:

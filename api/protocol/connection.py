@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: `request_parser` parses, `connection_state` says what may come next, and
+"""One HTTP/1.1 connection: `messages` parses, `connection_state` says what may come next, and
 uvicorn runs it as its `http` protocol class (`Config(http=…)`).
 
 * Requests are parsed ahead of their responses, which are sent in order, one task at a time. Of
@@ -19,9 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 from urllib.parse import unquote
 
 import uvicorn
@@ -29,13 +27,11 @@ from uvicorn.server import ServerState
 
 from tierlog.api.protocol import connection_state as state
 from tierlog.api.protocol.asgi_cycle import Cycle
-from tierlog.api.protocol.body_receiver import DIRECT_BODY, BodyReceiver
-from tierlog.api.protocol.connection_state import Input, Response
-from tierlog.api.protocol.deadline import Deadline
-from tierlog.api.protocol.heads import Headers, encode_head
-from tierlog.api.protocol.immediate import ImmediateApp, ReadTurns, Scope
-from tierlog.api.protocol.request_parser import Head, RequestParser
-from tierlog.api.protocol.slice_sender import SendScheduler, SliceSender
+from tierlog.api.protocol.body_receiver import BodyReceiver
+from tierlog.api.protocol.connection_state import Deadline, Input, Response
+from tierlog.api.protocol.messages import Head, Headers, RequestParser, encode_head
+from tierlog.api.protocol.service import DIRECT_BODY, Scope, Service
+from tierlog.api.protocol.slice_sender import SliceSender
 from tierlog.host.file_slice import FileSlice
 from tierlog.record_format.errors import InvalidRequest, RequestError
 
@@ -44,34 +40,6 @@ _PIPELINE_MAX: Final = 16  # with so many requests waiting for their turn, no mo
 _PIECE_BYTES: Final = 16 << 10  # parsed at once, but for a body: at most some hundred requests
 _BODY_BUFFER_BYTES: Final = 64 << 10  # of a body that nobody takes, no more is read than about this
 _NOT_IMMEDIATE: Final = frozenset((b"content-length", b"transfer-encoding", b"expect"))
-
-
-class ConnectionLimits(NamedTuple):
-    """`drain_*` limit what is read only to be discarded."""
-
-    connections_max: int
-    header_max_bytes: int
-    header_timeout_s: float
-    drain_max_bytes: int
-    drain_timeout_s: float
-
-
-@dataclass(slots=True, kw_only=True)
-class Service:
-    """What the connections of one server share.
-
-    `error_response` makes the complete response to bytes that are not a request. `threads` read
-    what is sent and not in memory.
-    """
-
-    limits: ConnectionLimits
-    error_response: Callable[[RequestError], bytes]
-    busy_app: Any = None
-    immediate_app: ImmediateApp | None = None
-    threads: Executor | None = None
-    scheduler: SendScheduler = field(default_factory=SendScheduler)
-    turns: ReadTurns = field(default_factory=ReadTurns)
-    is_stopping: bool = False
 
 
 def connection_class(service: Service) -> type[HttpConnection]:

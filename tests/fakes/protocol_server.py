@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import uvicorn
 
-from tierlog.api.protocol.connection import Service, connection_class
+from tierlog.api.protocol.connection import connection_class
+from tierlog.api.protocol.service import Service
 
 
 class ProtocolServer(NamedTuple):

@@ -1,1 +1,1 @@
-"""Who may call: `check` uses `tokens`, `scopes` (the table) and `client_rates`."""
+"""Who may call: `check` uses `tokens` and `scopes` (the table)."""

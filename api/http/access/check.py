@@ -5,32 +5,36 @@ loopback names.
   about paths, methods or topics. Health is open; without a token it says only yes or no.
 * The file is checked for changes at most every five milliseconds. Once it has changed, no request
   is authenticated before it was read again, by a thread: `is_current` tells, `refresh` waits.
-* Requests without a valid token count against the rate limit of their address.
+* Requests without a valid token count against the rate limit of their address. A limit is a token
+  bucket for each client: after a pause it may send a burst of `BURST_S` seconds' worth.
 """
 
 from __future__ import annotations
 
 import re
 import time
+from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
-from tierlog.api.http.access.client_rates import ClientRates
 from tierlog.api.http.access.scopes import EVERYTHING, NEEDS, NOBODY, OPEN_PATHS, UNLISTED, Grant
 from tierlog.api.http.access.tokens import TokensFile
 from tierlog.api.http.exchange import Exchange
-from tierlog.api.http.http_errors import ForeignHost, Unauthorized
+from tierlog.api.http.problems import ForeignHost, Unauthorized
 from tierlog.api.http.settings import HttpSettings
 from tierlog.api.http.strict_json import refuse_field
 from tierlog.host.loopback import is_loopback
-from tierlog.record_format.errors import Forbidden
+from tierlog.record_format.errors import Forbidden, Throttled
 
 CHECK_INTERVAL_S: Final = 0.005
 _BEARER: Final = "bearer "
 _MAX_TOKEN_LENGTH: Final = 256
 _HOST_AND_PORT: Final = re.compile(r"(?:\[([^\[\]@]*)\]|([^\[\]:@]*))(?::\d*)?", re.ASCII)
+BURST_S: Final = 2.0
+CLIENTS_MAX: Final = 10_000
 
 
 class Access:
@@ -153,3 +157,28 @@ def _name_of(url: str) -> str:
 def _is_loopback(url: str) -> bool:
     name = _name_of(url)
     return name.endswith(".localhost") or is_loopback(name)
+
+
+class ClientRates:
+    """At most `CLIENTS_MAX` clients are tracked: the least recent one is evicted, and starts again
+    with a full bucket. Used on the event loop only.
+    """
+
+    def __init__(self, per_second: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_second, self._clock = per_second, clock
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, client: str) -> None:
+        """Count one request. Raises Throttled, with the time until the next is allowed."""
+        rate = self._per_second
+        now, full = self._clock(), max(1.0, rate * BURST_S)
+        left, since = self._buckets.pop(client, (full, now))
+        left = min(full, left + (now - since) * rate)
+        self._buckets[client] = (left - 1 if left >= 1 else left, now)
+        if len(self._buckets) > CLIENTS_MAX:
+            self._buckets.popitem(last=False)
+        if left < 1:
+            raise Throttled(
+                f"more than {rate} requests per second from this client",
+                retry_after_s=(1 - left) / rate,
+            )

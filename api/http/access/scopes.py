@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from tierlog.api.http.static_names import CONSOLE_NAMES, DOCS_NAMES
 from tierlog.record_format.errors import Forbidden
 
 
@@ -49,8 +48,6 @@ class Grant(NamedTuple):
 
 
 EVERYTHING: Final = Grant("", frozenset(Scope))  # where no tokens are required
-NOBODY: Final = Grant("", frozenset())
-
 READ, PRODUCE, ADMIN = Scope.READ, Scope.PRODUCE, Scope.ADMIN
 
 
@@ -63,18 +60,42 @@ class Need:
         self.scopes, self.whole = scopes, whole
 
 
+SCRIPT: Final = b"text/javascript; charset=utf-8"
+STYLE: Final = b"text/css; charset=utf-8"
+TEXT: Final = b"text/plain; charset=utf-8"
+# The static files by name, with their media types.
+CONSOLE_NAMES: Final[Mapping[str, bytes]] = {
+    "charts.js": SCRIPT,
+    "console.css": STYLE,
+    "console.js": SCRIPT,
+    "htmx.LICENSE.txt": TEXT,
+    "htmx.min.js": SCRIPT,
+    "icon.svg": b"image/svg+xml",
+    "tail.js": SCRIPT,
+    "uplot.LICENSE.txt": TEXT,
+    "uplot.min.css": STYLE,
+    "uplot.min.js": SCRIPT,
+}
+DOCS_NAMES: Final[Mapping[str, bytes]] = {
+    "docs.js": SCRIPT,
+    "docs.css": STYLE,
+    "swagger-ui-bundle.js": SCRIPT,
+    "swagger-ui.css": STYLE,
+    "LICENSE": TEXT,
+    "NOTICE": TEXT,
+    "swagger-ui-bundle.js.LICENSE.txt": TEXT,
+}
+NOBODY: Final = Grant("", frozenset())
 # The pages of the console and of the documentation, and their scripts, contain no data, and have to
 # be served without a token so that they can ask for one.
 _CONSOLE_PAGE: Final = ("/", *(f"/console/static/{name}" for name in CONSOLE_NAMES))
 _DOCS_PAGE: Final = ("/docs", *(f"/docs/{name}" for name in DOCS_NAMES))
 OPEN_PATHS: Final = frozenset(("/healthz", "/readyz", *_CONSOLE_PAGE, *_DOCS_PAGE))
 UNLISTED: Final = Need(ADMIN, whole=True)
-
 _TOPIC: Final = "/v1/topics/{topic}"
 _PARTITION: Final = _TOPIC + "/partitions/{partition}"
 _SHOWN_TOPIC: Final = "/console/topics/{topic}"
 _SHOWN_PARTITION: Final = _SHOWN_TOPIC + "/partitions/{partition}"
-
 NEEDS: Final[Mapping[tuple[str, str], Need]] = {
     ("POST", "/v1/topics"): Need(ADMIN),
     ("GET", "/v1/topics"): Need(READ),

@@ -9,6 +9,7 @@ from fastapi import Response
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from tierlog.api.http import header_values
 from tierlog.api.http.access.scopes import NOBODY
 from tierlog.api.http.context import Context
 from tierlog.api.http.control_routes import (
@@ -20,9 +21,8 @@ from tierlog.api.http.control_routes import (
     query_as,
 )
 from tierlog.api.http.fetch.reading import WaitMs
-from tierlog.api.http.local_paths import short_path
 from tierlog.api.http.metrics.registry import CONTENT_TYPE
-from tierlog.api.http.request import media_types
+from tierlog.api.http.problems import short_path
 from tierlog.api.http.schemas import Alive, Ready
 from tierlog.record_format.findings import Problem
 from tierlog.repair.verify import verify_topic
@@ -55,7 +55,7 @@ async def readyz(context: TheContext, grant: TheGrant) -> Response:
 
 
 async def metrics(context: TheContext, exchange: TheExchange) -> Response:
-    media_types.preferred(
+    header_values.preferred(
         exchange.header(b"accept"), offered=("text/plain", "application/openmetrics-text")
     )
     body = await context.read(context.metrics.text)

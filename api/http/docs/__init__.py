@@ -1,1 +1,1 @@
-"""The API's documentation: `openapi`, made from the table of calls, and `page`, which shows it."""
+"""The API's documentation, made from the table of calls; `static_pages` shows it."""

@@ -21,7 +21,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from tierlog.api.http.access.scopes import Grant
 from tierlog.api.http.context import Context
-from tierlog.api.http.control_requests import json_body
+from tierlog.api.http.control_routes import json_body
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.fetch import record_json, record_pages
 from tierlog.api.http.fetch.long_poll import AwaitedOffset, LongPoll

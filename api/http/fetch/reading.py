@@ -15,12 +15,12 @@ from msgspec import UNSET, Meta, UnsetType
 
 from tierlog.api.http import strict_json
 from tierlog.api.http.context import UNKNOWN_SIZE, Context
+from tierlog.api.http.exchange import record_time
 from tierlog.api.http.fetch.record_json import LargeText, Part
-from tierlog.api.http.metrics import timings
 from tierlog.api.http.problems import HeaderList
-from tierlog.api.http.request.times import parse_time
 from tierlog.api.http.responses import AnyResponse, Response, StreamResponse
 from tierlog.api.http.settings import MAX_FETCH_BYTES, MAX_OFFSET, MAX_WAIT_MS
+from tierlog.api.http.strict_json import parse_time
 from tierlog.broker.partition import Fetched, Partition, Tier
 from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.hot_tier.log_state import Offsets
@@ -162,7 +162,7 @@ async def compute_text(
         except WouldBlock:
             pass
         finally:
-            timings.record("encode", began_s)
+            record_time("encode", began_s)
     async with context.decoding.for_page(max_bytes):
         return await context.compute(UNKNOWN_SIZE, lambda: render(Wait.WAIT))
 

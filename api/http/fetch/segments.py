@@ -12,12 +12,18 @@ from functools import partial
 from typing import NamedTuple
 
 from tierlog.api.http.context import Context
-from tierlog.api.http.control_requests import no_query
+from tierlog.api.http.control_routes import no_query
 from tierlog.api.http.exchange import Exchange
-from tierlog.api.http.http_errors import PreconditionFailed
-from tierlog.api.http.problems import HeaderList
-from tierlog.api.http.request.byte_range import ByteRange, matches, none_match, select_range
-from tierlog.api.http.request.media_types import BATCHES, OCTETS, preferred
+from tierlog.api.http.header_values import (
+    BATCHES,
+    OCTETS,
+    ByteRange,
+    matches,
+    none_match,
+    preferred,
+    select_range,
+)
+from tierlog.api.http.problems import HeaderList, PreconditionFailed
 from tierlog.api.http.responses import AnyResponse, FileResponse, Response, WindowedResponse
 from tierlog.broker.partition import Partition
 from tierlog.broker.segment_listing import SegmentBytes, open_segment, slices_of

@@ -18,6 +18,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from tierlog.api.http import header_values
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.fetch import record_json, record_pages
@@ -45,7 +46,6 @@ from tierlog.api.http.fetch.record_pages import filter_batches
 from tierlog.api.http.fetch.shared_pages import Key, RenderedPage, page_key
 from tierlog.api.http.fetch.tail import tail_of
 from tierlog.api.http.problems import HeaderList
-from tierlog.api.http.request import media_types
 from tierlog.api.http.responses import NO_STORE, AnyResponse, FileResponse
 from tierlog.api.http.settings import MAX_FETCH_BYTES, MIB
 from tierlog.broker.partition import Fetched, Partition
@@ -56,12 +56,12 @@ from tierlog.record_format.errors import OffsetTrimmed
 MaxRecords = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 _FORMS: Final = (
-    media_types.JSON,
-    media_types.NDJSON,
-    media_types.BATCHES,
-    media_types.EVENTS,
+    header_values.JSON,
+    header_values.NDJSON,
+    header_values.BATCHES,
+    header_values.EVENTS,
 )
-_RAW: Final = (b"content-type", media_types.BATCHES.encode())
+_RAW: Final = (b"content-type", header_values.BATCHES.encode())
 _ATTEMPTS: Final = 3
 # The query that readers send again and again: parsed faster than by `Exchange.query`, with the same
 # result.
@@ -112,12 +112,12 @@ class ReadResult(NamedTuple):
 
 
 async def fetch(context: Context, exchange: Exchange) -> AnyResponse:
-    form = media_types.preferred(exchange.header(b"accept"), offered=_FORMS)
+    form = header_values.preferred(exchange.header(b"accept"), offered=_FORMS)
     partition = context.broker.partition(exchange.topic, exchange.partition)
-    if form == media_types.EVENTS:
+    if form == header_values.EVENTS:
         return await tail_of(context, exchange, partition)
     position, query = _parse(exchange)
-    if form == media_types.BATCHES:
+    if form == header_values.BATCHES:
         result = await _read_first(context, partition, position, query)
         if query.wait_ms:
             result = await _enough(context, exchange, position, query, result)
@@ -274,7 +274,7 @@ def _records_response(
     partition, _, fetched = result
     context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=page.records)
     parts: Sequence[record_json.Part] = page.content
-    if form == media_types.JSON:
+    if form == header_values.JSON:
         parts = json_object(partition, fetched, parts, next_offset=page.next_offset)
     headers = _headers(partition, fetched, next_offset=page.next_offset)
     headers.append((b"content-type", form.encode()))
@@ -311,7 +311,7 @@ def _render(result: ReadResult, query: FetchQuery, form: str, wait: Wait) -> Ren
         max_records=query.record_limit or record_pages.PAGE_RECORDS,
         wait=wait,
     )
-    if form == media_types.JSON:
+    if form == header_values.JSON:
         text = record_json.write_array(page, query.encoding)
     else:
         number = result.partition.number

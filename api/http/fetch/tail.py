@@ -23,7 +23,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from tierlog.api.http import strict_json
+from tierlog.api.http import header_values, strict_json
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.fetch import record_json, record_pages
@@ -43,7 +43,6 @@ from tierlog.api.http.fetch.reading import (
 from tierlog.api.http.fetch.record_json import Encoding, Part
 from tierlog.api.http.fetch.shared_pages import RenderedPage, page_key
 from tierlog.api.http.problems import HeaderList
-from tierlog.api.http.request import media_types
 from tierlog.api.http.responses import AnyResponse, StreamResponse
 from tierlog.api.http.settings import MAX_OFFSET
 from tierlog.broker.partition import Fetched, Partition, Tier
@@ -53,7 +52,7 @@ from tierlog.record_format.errors import TierlogError
 
 PAGE_BYTES: Final = 64 << 10
 _HEADERS: Final[HeaderList] = [
-    (b"content-type", media_types.EVENTS.encode() + b"; charset=utf-8"),
+    (b"content-type", header_values.EVENTS.encode() + b"; charset=utf-8"),
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 ]
@@ -215,7 +214,7 @@ async def tail_of(
     context: Context, exchange: Exchange, source: Partition | Topic
 ) -> StreamResponse:
     query = exchange.query(TailQuery)
-    media_types.preferred(exchange.header(b"accept"), offered=(media_types.EVENTS,))
+    header_values.preferred(exchange.header(b"accept"), offered=(header_values.EVENTS,))
     last_event_id = exchange.header(b"last-event-id")
     tail = Tail(context, query, source)
     await tail.start(_parse_last_event_id(last_event_id, source) if last_event_id else {})

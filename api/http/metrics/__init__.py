@@ -1,1 +1,1 @@
-"""Metrics: `table` has the names, `registry` counts requests, `broker` samples the broker."""
+"""Metrics: `table` has the names, `registry` counts and collects."""

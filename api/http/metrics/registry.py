@@ -1,12 +1,18 @@
-"""The Prometheus registry and the metrics of the HTTP server; the broker's metrics are in `broker`.
+"""The Prometheus registry, what it counts of the HTTP server, and what it collects of the broker.
 
 * Names, labels and help texts are from `table`.
 * Each application has its own registry, so that two in one process do not mix.
+* A scrape reads the broker's own counters; it touches neither disk nor bucket, and nothing is spent
+  between scrapes. Run in a thread: with thousands of partitions it takes a while.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from typing import Final
 
 from prometheus_client import (
@@ -19,15 +25,49 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from tierlog.api.http.metrics.families import Labels, counter, histogram
-from tierlog.api.http.metrics.table import BY_NAME
+from tierlog.api.http.metrics.table import BY_NAME, OTHER_TOPICS, PARTITIONS_MAX, TOPICS_MAX
 from tierlog.api.http.problems import INTERNAL, TABLE
-from tierlog.host.latency_histogram import LatencyHistogram
+from tierlog.broker.broker import Broker
+from tierlog.broker.partition import Partition
+from tierlog.broker.reports import StorageReport, StoreUse, TopicStorage
+from tierlog.broker.task_failures import TaskFailures
+from tierlog.cold_tier.chunk_cache import ChunkCacheReport
+from tierlog.host.latency_histogram import BOUNDS_S, HistogramSnapshot, LatencyHistogram
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+Labels = tuple[str, ...]
+_TOPIC_GAUGES: Final[Mapping[str, Callable[[TopicStorage], float]]] = {
+    "tierlog_topic_segments": lambda one: one.segments,
+    "tierlog_offload_lag_bytes": lambda one: one.offload_lag_bytes,
+    "tierlog_offload_lag_segments": lambda one: one.offload_lag_segments,
+    "tierlog_offload_lag_seconds": lambda one: one.offload_lag_ms / 1000,
+}
+_OFFSETS: Final[Mapping[str, Callable[[Partition], int]]] = {
+    "tierlog_partition_high_watermark": lambda one: one.log.high_watermark,
+    "tierlog_partition_log_start_offset": lambda one: one.log.log_start_offset,
+    "tierlog_partition_log_end_offset": lambda one: one.log.log_end_offset,
+}
+_STORE_COUNTERS: Final[Mapping[str, Callable[[StoreUse], float]]] = {
+    "tierlog_store_requests_total": lambda use: use.requests,
+    "tierlog_store_errors_total": lambda use: use.failures,
+    "tierlog_store_sent_bytes_total": lambda use: use.sent_bytes,
+    "tierlog_store_received_bytes_total": lambda use: use.received_bytes,
+    "tierlog_store_cost_dollars_total": lambda use: use.cost_dollars,
+}
+_CACHE_COUNTERS: Final[Mapping[str, Callable[[ChunkCacheReport], int]]] = {
+    "tierlog_chunk_cache_hits_total": lambda cache: cache.hits,
+    "tierlog_chunk_cache_misses_total": lambda cache: cache.misses,
+    "tierlog_chunk_cache_evictions_total": lambda cache: cache.evicted_chunks,
+}
 
 
 class HttpMetrics:
@@ -110,3 +150,140 @@ class RequestCounts(Collector):
             ("tierlog_fetched_bytes_total", dict(self.fetched_bytes)),
         ):
             yield counter(name, {(tier,): count for tier, count in by_tier.items()})
+
+
+def gauge(name: str, values: Mapping[Labels, float]) -> Metric:
+    family = GaugeMetricFamily(name, BY_NAME[name].doc, labels=BY_NAME[name].labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family
+
+
+def counter(name: str, values: Mapping[Labels, float]) -> Metric:
+    family = CounterMetricFamily(name, BY_NAME[name].doc, labels=BY_NAME[name].labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family
+
+
+def histogram(name: str, values: Mapping[Labels, HistogramSnapshot]) -> Metric:
+    family = HistogramMetricFamily(name, BY_NAME[name].doc, labels=BY_NAME[name].labels)
+    for labels, (counts, total_s) in values.items():
+        shown = zip([*map(str, BOUNDS_S), "+Inf"], counts, strict=True)
+        family.add_metric(labels, list(shown), total_s)
+    return family
+
+
+class BrokerMetrics(Collector):
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def describe(self) -> Iterable[Family]:
+        """Nothing: the table has the names, and the broker cannot be read before it is open."""
+        return ()
+
+    def collect(self) -> Iterator[Family]:
+        broker = self._broker
+        report = broker.storage_report()
+        partitions = sorted(broker.partitions(), key=lambda one: (one.topic, one.number))
+        times = broker.commit_times
+        yield histogram("tierlog_log_write_seconds", {(): times.write.snapshot()})
+        yield histogram("tierlog_log_flush_seconds", {(): times.flush.snapshot()})
+        yield histogram("tierlog_log_commit_seconds", {(): times.commit.snapshot()})
+        yield gauge("tierlog_topics", {(): len(report.topics)})
+        damaged = sum(1 for _ in broker.damaged_partitions())
+        yield gauge("tierlog_partitions", _states(partitions, damaged=damaged))
+        yield gauge("tierlog_degraded", {(): len(broker.readiness().degraded)})
+        yield gauge(
+            "tierlog_offload_held_up_partitions", {(): len(broker.background.copier.blocked())}
+        )
+        yield from _background(broker.background.failures)
+        yield gauge("tierlog_disk_free_bytes", {(): broker.reserve.free_bytes})
+        yield gauge("tierlog_disk_reserve_bytes", {(): broker.reserve.reserve_bytes})
+        yield from _topics(report.topics)
+        yield from _offsets(partitions)
+        yield from _store(broker, report)
+        if report.cache is not None:
+            yield from _cache(report.cache)
+        yield gauge("tierlog_build_info", {(_version(),): 1})
+
+
+def _states(partitions: Iterable[Partition], *, damaged: int) -> dict[Labels, float]:
+    found: dict[Labels, float] = {("serving",): 0, ("offline",): 0, ("leadership-lost",): 0}
+    found["damaged",] = damaged
+    for partition in partitions:
+        if partition.log.offline:
+            found["offline",] += 1
+        elif partition.leadership_lost:
+            found["leadership-lost",] += 1
+        else:
+            found["serving",] += 1
+    return found
+
+
+def _background(failures: TaskFailures) -> Iterator[Family]:
+    by_task = failures.by_task()
+    errors: dict[Labels, float] = {(task,): one.errors for task, one in by_task.items()}
+    yield counter("tierlog_background_errors_total", errors)
+    failing: dict[Labels, float] = {(task,): one.failing for task, one in by_task.items()}
+    yield gauge("tierlog_background_failing", failing)
+
+
+def _topics(topics: Sequence[TopicStorage]) -> Iterator[Family]:
+    sizes: Tally[Labels] = Tally()
+    for name, one in _named(topics):
+        sizes[name, "hot"] += one.hot_bytes
+        sizes[name, "cold"] += one.cold_bytes
+    yield gauge("tierlog_topic_bytes", sizes)
+    for metric, value_of in _TOPIC_GAUGES.items():
+        values: dict[Labels, float] = {}
+        for name, one in _named(topics):
+            before, value = values.get((name,), 0), value_of(one)
+            longest = metric.endswith("_seconds")
+            values[name,] = max(before, value) if longest else before + value
+        yield gauge(metric, values)
+
+
+def _named(topics: Sequence[TopicStorage]) -> Iterator[tuple[str, TopicStorage]]:
+    for number, one in enumerate(topics):
+        yield (one.topic if number < TOPICS_MAX else OTHER_TOPICS), one
+
+
+def _offsets(partitions: Sequence[Partition]) -> Iterator[Family]:
+    shown = list(islice(partitions, PARTITIONS_MAX))
+    for metric, value_of in _OFFSETS.items():
+        yield gauge(metric, {(one.topic, str(one.number)): value_of(one) for one in shown})
+    yield gauge("tierlog_partitions_not_shown", {(): len(partitions) - len(shown)})
+
+
+def _store(broker: Broker, report: StorageReport) -> Iterator[Family]:
+    if broker.bucket is None:
+        return
+    status = broker.bucket.store_status
+    yield gauge("tierlog_store_available", {(): int(status.is_reachable and not status.refusal)})
+    for metric, value_of in _STORE_COUNTERS.items():
+        values: dict[Labels, float] = {
+            (use.purpose, use.operation): value_of(use) for use in report.store_requests
+        }
+        yield counter(metric, values)
+
+
+def _cache(cache: ChunkCacheReport) -> Iterator[Family]:
+    for metric, value_of in _CACHE_COUNTERS.items():
+        yield counter(metric, {(): value_of(cache)})
+    yield gauge("tierlog_chunk_cache_chunks", {(): cache.chunks})
+    yield gauge("tierlog_chunk_cache_limit_bytes", {(): cache.limit_bytes})
+    states: dict[Labels, float] = {
+        ("cached",): cache.cached_bytes,
+        ("reserved",): cache.reserved_bytes,
+        ("lingering",): cache.lingering_bytes,
+    }
+    yield gauge("tierlog_chunk_cache_bytes", states)
+
+
+@cache
+def _version() -> str:
+    try:
+        return version("tierlog")
+    except PackageNotFoundError:
+        return "unknown"

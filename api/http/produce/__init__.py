@@ -1,3 +1,3 @@
-"""Appending records. Read `handlers` first, then `head` (everything but the body), `columns` and
-`repeated_members` (JSON), `partitioner`, `batches`, `append`.
+"""Appending records. Read `handlers` first, then `columns` and `repeated_members` (JSON), and
+`append`.
 """

@@ -29,8 +29,8 @@ from tierlog.api.http.produce.repeated_members import (
     refuse_repeated_in_lines,
     refuse_repeated_in_object,
 )
-from tierlog.api.http.request.times import MAX_TIMESTAMP, parse_time
 from tierlog.api.http.settings import MAX_PARTITION
+from tierlog.api.http.strict_json import MAX_TIMESTAMP, parse_time
 from tierlog.record_format.encode import Headers
 from tierlog.record_format.errors import FieldProblem, InvalidRecord, TooManyRecords
 

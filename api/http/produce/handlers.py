@@ -1,27 +1,38 @@
-"""The handlers of the produce calls: a body becomes batches, one append per partition.
+"""The produce calls: a body becomes batches, one append for each partition.
 
+* Whatever can be checked by the head is, before a byte of the body is read.
 * Nothing is appended before the whole body was parsed, checked and encoded for every partition.
+* A record goes to the `partition` that it names; otherwise by murmur2 of its key, as Kafka's
+  clients do, so that a key stays in one partition whoever produces it; otherwise all records of the
+  request go to one, round robin over requests and the partitions that append.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tierlog.api.http import strict_json
+from msgspec import UNSET
+
+from tierlog.api.http import bodies, header_values, strict_json
 from tierlog.api.http.context import UNKNOWN_SIZE, Context
-from tierlog.api.http.control_requests import no_body
+from tierlog.api.http.control_routes import no_body
 from tierlog.api.http.exchange import Exchange
-from tierlog.api.http.produce.append import append
-from tierlog.api.http.produce.batches import (
+from tierlog.api.http.problems import UnsupportedMediaType
+from tierlog.api.http.produce.append import (
     AS_PRODUCED,
+    ProduceQuery,
+    ProduceRequest,
+    ProducerState,
+    append,
     build_appends,
     check_batches,
     is_small_uncompressed_batch,
     limits_of,
 )
 from tierlog.api.http.produce.columns import (
+    Content,
     RecordColumns,
     decode_base64,
     parse_envelopes,
@@ -29,18 +40,30 @@ from tierlog.api.http.produce.columns import (
     parse_values,
     single_value,
 )
-from tierlog.api.http.produce.head import ProduceQuery, ProduceRequest, read_head, refuse_internal
-from tierlog.api.http.produce.partitioner import split_by_partition
-from tierlog.api.http.request import bodies, media_types
 from tierlog.api.http.responses import Response, json_response
 from tierlog.api.http.schemas import ProducerIdentity
+from tierlog.api.http.settings import MAX_OFFSET
 from tierlog.broker.partition import Partition
+from tierlog.broker.topic_registry import INTERNAL_PREFIX
 from tierlog.broker.topics import Topic
-from tierlog.record_format.errors import UnknownPartition
+from tierlog.hot_tier.log_writer import Acks
+from tierlog.record_format.encode import Headers
+from tierlog.record_format.errors import Forbidden, UnknownPartition
 from tierlog.record_format.produced import ProducedBatches
+from tierlog.record_format.topic_rules import partition_for_key
 
 _FIRST_PRODUCER_ID: Final = 2**32
 _END_PRODUCER_ID: Final = 2**53  # JSON readers that use doubles are exact below it
+_ACKS: Final[Mapping[str, Acks]] = {
+    "0": Acks.NONE,
+    "1": Acks.LEADER,
+    "all": Acks.ALL,
+    "-1": Acks.ALL,
+}
+_RECORD_FORMS: Final = (header_values.JSON, header_values.NDJSON, header_values.OCTETS)
+_ALL_FORMS: Final = (*_RECORD_FORMS, header_values.BATCHES)
+_PRODUCER_HEADERS: Final = (b"producer-id", b"producer-epoch", b"producer-sequence")
+_PRODUCER_LIMITS: Final = (2**63 - 1, 2**15 - 1, 2**31 - 1)
 
 
 async def produce_to_topic(context: Context, exchange: Exchange) -> Response:
@@ -54,17 +77,94 @@ async def produce_to_partition(context: Context, exchange: Exchange) -> Response
     return await _produce(context, exchange, partition=topic.partition(exchange.partition))
 
 
+def refuse_internal(topic: str) -> None:
+    """Raises Forbidden by the name alone: the broker makes such a topic when it first needs it."""
+    if topic.startswith(INTERNAL_PREFIX):
+        raise Forbidden(f"{topic} is internal: HTTP clients cannot produce to it")
+
+
 async def _produce(
     context: Context, exchange: Exchange, *, partition: Partition | None
 ) -> Response:
     request = read_head(context, exchange, partition)
-    encoding = media_types.content_encoding(exchange.header(b"content-encoding"))
+    encoding = header_values.content_encoding(exchange.header(b"content-encoding"))
     async with bodies.received_body(exchange, context.settings, context.inflight) as body:
         appends = await context.compute(
             _work_bytes(request, body, encoding),
             lambda: _prepare(context, request, body=body, encoding=encoding),
         )
         return await append(context, request, appends)
+
+
+def read_head(context: Context, exchange: Exchange, partition: Partition | None) -> ProduceRequest:
+    """Raises InvalidRequest, UnsupportedMediaType, Forbidden, UnknownTopic."""
+    topic = context.broker.topic(exchange.topic)
+    query = exchange.query(ProduceQuery)
+    media_type = _media_type(exchange, partition)
+    _check_parameters(query, media_type)
+    producer, expected_offset = _producer_state(exchange), _expected_offset(exchange)
+    if partition is None and (producer is not None or expected_offset is not None):
+        strict_json.refuse_field(
+            "If-Offset-Match" if producer is None else "Producer-Id",
+            "only supported on a partition's path",
+        )
+    if producer is not None and media_type == header_values.BATCHES:
+        strict_json.refuse_field(
+            "Producer-Id", "raw batches contain their producer's id, epoch and sequence"
+        )
+    return ProduceRequest(
+        topic, partition, media_type, _ACKS[query.acks], query, expected_offset, producer
+    )
+
+
+def _media_type(exchange: Exchange, partition: Partition | None) -> str:
+    header = exchange.header(b"content-type")
+    if partition is not None:
+        return header_values.content_type(header, accepted=_ALL_FORMS)
+    if header == header_values.BATCHES:
+        raise UnsupportedMediaType(
+            "raw batches are only accepted on a partition's path", accepted=_RECORD_FORMS
+        )
+    return header_values.content_type(header, accepted=_RECORD_FORMS)
+
+
+def _check_parameters(query: ProduceQuery, media_type: str) -> None:
+    if query.envelope and media_type != header_values.NDJSON:
+        strict_json.refuse_field("envelope", f"only supported with {header_values.NDJSON}")
+    for name, given in (("key", query.key), ("key_base64", query.key_base64)):
+        if given is not UNSET and media_type != header_values.OCTETS:
+            strict_json.refuse_field(name, f"only supported with {header_values.OCTETS}")
+    if query.key is not UNSET and query.key_base64 is not UNSET:
+        strict_json.refuse_field("key_base64", "give key or key_base64, not both")
+
+
+def _producer_state(exchange: Exchange) -> ProducerState | None:
+    texts = [exchange.header(name) for name in _PRODUCER_HEADERS]
+    if not any(text is not None for text in texts):
+        return None
+    numbers = [
+        _header_number(name, text, most=most)
+        for name, text, most in zip(_PRODUCER_HEADERS, texts, _PRODUCER_LIMITS, strict=True)
+    ]
+    return ProducerState(*numbers)
+
+
+def _expected_offset(exchange: Exchange) -> int | None:
+    text = exchange.header(b"if-offset-match")
+    if text is None:
+        return None
+    return _header_number(b"if-offset-match", text, most=MAX_OFFSET)
+
+
+def _header_number(name: bytes, text: str | None, *, most: int) -> int:
+    title = name.decode().title()
+    if text is None:
+        strict_json.refuse_field(
+            title, "missing: Producer-Id, Producer-Epoch and Producer-Sequence are sent together"
+        )
+    if not text.isascii() or not text.isdigit() or len(text) > 19 or int(text) > most:
+        strict_json.refuse_field(title, f"expected a whole number up to {most}, not {text[:64]!r}")
+    return int(text)
 
 
 def _work_bytes(request: ProduceRequest, body: bytes | bytearray, encoding: str) -> int:
@@ -74,7 +174,7 @@ def _work_bytes(request: ProduceRequest, body: bytes | bytearray, encoding: str)
     """
     if encoding:
         return UNKNOWN_SIZE
-    if request.media_type != media_types.BATCHES:
+    if request.media_type != header_values.BATCHES:
         return len(body)
     if not is_small_uncompressed_batch(body):
         return UNKNOWN_SIZE
@@ -90,7 +190,7 @@ def _prepare(
     body = bodies.expand(body, encoding, max_bytes=settings.expanded_max_bytes)
     config = request.topic.config
     limits = limits_of(config, settings, now_ms=settings.clock())
-    if request.media_type == media_types.BATCHES:
+    if request.media_type == header_values.BATCHES:
         assert request.partition is not None, "checked by `read_head`"
         produced = check_batches(
             body if isinstance(body, bytearray) else bytearray(body),
@@ -105,9 +205,9 @@ def _prepare(
 
 
 def _parse(request: ProduceRequest, body: bytes | bytearray, *, records_max: int) -> RecordColumns:
-    if request.media_type == media_types.JSON:
+    if request.media_type == header_values.JSON:
         return parse_json(body, records_max=records_max)
-    if request.media_type == media_types.OCTETS:
+    if request.media_type == header_values.OCTETS:
         return single_value(body, key=_key(request.query))
     parse = parse_envelopes if request.query.envelope else parse_values
     return parse(body, records_max=records_max)
@@ -147,6 +247,58 @@ def _check_partition(topic: Topic, number: int, columns: RecordColumns) -> None:
             raise
         place = columns.path(chosen.index(number), "partition")
         raise UnknownPartition(topic.record.name, number, place=place) from None
+
+
+def split_by_partition(
+    columns: RecordColumns, *, sticky: int, count: int
+) -> dict[int, RecordColumns]:
+    """The records of each partition, in order. Keys are hashed over `count` partitions; records
+    without a key go to `sticky`. A record may name a partition that does not exist.
+    """
+    targets = _targets(columns, sticky=sticky, count=count)
+    rows: dict[int, list[int]] = {}
+    for row, target in enumerate(targets):
+        rows.setdefault(target, []).append(row)
+    if len(rows) == 1:
+        return dict.fromkeys(rows, columns)
+    return {target: _take(columns, rows[target]) for target in sorted(rows)}
+
+
+def _targets(columns: RecordColumns, *, sticky: int, count: int) -> list[int]:
+    if columns.keys is None:
+        targets = [sticky] * len(columns.values)
+    else:
+        known: dict[Content, int] = {None: sticky}
+        targets = []
+        for key in columns.keys:
+            target = known.get(key)
+            if target is None:
+                assert key is not None, "`known` has it"
+                target = known[key] = partition_for_key(key, count)
+            targets.append(target)
+    if columns.partitions is None:
+        return targets
+    return [
+        target if chosen is None else chosen
+        for target, chosen in zip(targets, columns.partitions, strict=True)
+    ]
+
+
+def _take(columns: RecordColumns, rows: Sequence[int]) -> RecordColumns:
+    values, keys, headers, timestamps = columns[:4]
+    chosen_keys: list[Content] | None = None if keys is None else [keys[row] for row in rows]
+    chosen_headers: list[Headers | None] | None = (
+        None if headers is None else [headers[row] for row in rows]
+    )
+    return RecordColumns(
+        [values[row] for row in rows],
+        chosen_keys,
+        chosen_headers,
+        None if timestamps is None else [timestamps[row] for row in rows],
+        rows=rows,
+        lines=columns.lines,
+        has_members=columns.has_members,
+    )
 
 
 async def new_producer(context: Context, exchange: Exchange) -> Response:

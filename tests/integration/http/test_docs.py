@@ -8,7 +8,7 @@ import jsonschema_rs
 import pytest
 
 from tests.integration.http.conftest import Api, problem
-from tierlog.api.http.static_names import DOCS_NAMES
+from tierlog.api.http.access.scopes import DOCS_NAMES
 
 
 def test_the_page_loads_nothing_from_elsewhere(api: Api) -> None:

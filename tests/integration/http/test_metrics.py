@@ -189,8 +189,8 @@ def test_topics_beyond_the_limit_are_aggregated(api: Api, monkeypatch: pytest.Mo
     api.values(api.topic(), "a")
     assert TOPICS_MAX == 1_000
     whole = value(api, "tierlog_topic_bytes")
-    monkeypatch.setattr("tierlog.api.http.metrics.broker.TOPICS_MAX", 1)
-    monkeypatch.setattr("tierlog.api.http.metrics.broker.PARTITIONS_MAX", 1)
+    monkeypatch.setattr("tierlog.api.http.metrics.registry.TOPICS_MAX", 1)
+    monkeypatch.setattr("tierlog.api.http.metrics.registry.PARTITIONS_MAX", 1)
     shown = families(api)
     topics = {sample.labels["topic"] for sample in shown["tierlog_topic_bytes"].samples}
     assert len(topics) == 2

@@ -20,9 +20,9 @@ import pytest
 from tests.fakes.protocol_server import ProtocolServer, serving_protocol
 from tests.fakes.waiting import until
 from tierlog.api.protocol.asgi_cycle import SEND_FILE, Cycle
-from tierlog.api.protocol.connection import ConnectionLimits, HttpConnection, Service
-from tierlog.api.protocol.connection_state import Input
-from tierlog.api.protocol.deadline import Deadline
+from tierlog.api.protocol.connection import HttpConnection
+from tierlog.api.protocol.connection_state import Deadline, Input
+from tierlog.api.protocol.service import ConnectionLimits, Service
 from tierlog.host import page_cache
 
 SIZE = 9_000_001

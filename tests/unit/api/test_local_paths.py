@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tierlog.api.http.local_paths import path_shortener
+from tierlog.api.http.problems import path_shortener
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 import zstandard
 
-from tierlog.api.http.http_errors import NotAcceptable, RangeNotSatisfiable, UnsupportedMediaType
+from tierlog.api.http import bodies, header_values
+from tierlog.api.http.header_values import ByteRange, none_match, select_range
+from tierlog.api.http.problems import NotAcceptable, RangeNotSatisfiable, UnsupportedMediaType
 from tierlog.api.http.produce.columns import (
     RecordColumns,
     parse_envelopes,
     parse_json,
     parse_values,
 )
-from tierlog.api.http.produce.partitioner import split_by_partition
-from tierlog.api.http.request import bodies, media_types
-from tierlog.api.http.request.byte_range import ByteRange, none_match, select_range
-from tierlog.api.http.request.times import parse_time
+from tierlog.api.http.produce.handlers import split_by_partition
+from tierlog.api.http.strict_json import parse_time
 from tierlog.record_format.errors import InvalidRequest, RequestTooLarge, TooManyRecords
 from tierlog.record_format.topic_rules import partition_for_key
 
@@ -91,30 +91,30 @@ OFFERED = ("application/json", "application/x-ndjson", "text/event-stream")
     ],
 )
 def test_accept_selects_by_quality_and_then_by_order(accept: str | None, chosen: str) -> None:
-    assert media_types.preferred(accept, offered=OFFERED) == chosen
+    assert header_values.preferred(accept, offered=OFFERED) == chosen
 
 
 @pytest.mark.parametrize("accept", ["image/png", "application/json;q=0", "*/*;q=0", "nonsense"])
 def test_not_acceptable_lists_the_offered_types(accept: str) -> None:
     with pytest.raises(NotAcceptable) as refused:
-        media_types.preferred(accept, offered=OFFERED)
+        header_values.preferred(accept, offered=OFFERED)
     assert refused.value.offered == list(OFFERED)
 
 
 def test_media_types_are_compared_without_parameters_except_for_charset() -> None:
     take = OFFERED
-    assert media_types.content_type("Application/JSON; charset=UTF-8", accepted=take) == take[0]
-    assert media_types.content_type(None, accepted=take) == take[0]
+    assert header_values.content_type("Application/JSON; charset=UTF-8", accepted=take) == take[0]
+    assert header_values.content_type(None, accepted=take) == take[0]
     for bad in ("text/csv", "", "application/json; charset=latin-1"):
         with pytest.raises(UnsupportedMediaType):
-            media_types.content_type(bad, accepted=take)
+            header_values.content_type(bad, accepted=take)
 
 
-@pytest.mark.parametrize("media_type", [media_types.OCTETS, media_types.BATCHES])
+@pytest.mark.parametrize("media_type", [header_values.OCTETS, header_values.BATCHES])
 def test_a_charset_of_bytes_is_ignored(media_type: str) -> None:
     for charset in ("binary", "iso-8859-1"):  # the first is what `file --mime` calls bytes
         header = f"{media_type}; charset={charset}"
-        assert media_types.content_type(header, accepted=[media_type]) == media_type
+        assert header_values.content_type(header, accepted=[media_type]) == media_type
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@ import inspect
 
 import pytest
 
-from tierlog.api.http import http_errors, problems
-from tierlog.api.protocol import errors as of_connections
+from tierlog.api.http import problems
+from tierlog.api.protocol import messages, service
 from tierlog.record_format import errors
 
 LONG = "a" * 1_000_000
@@ -18,11 +18,11 @@ def test_every_error_class_has_a_row_in_the_table() -> None:
         errors.TooLarge,
     }
     passed_on = (
-        of_connections.ClientDisconnected,
-        of_connections.ResponseCutShort,
-        http_errors.AppendedInPart,
+        service.ClientDisconnected,
+        service.ResponseCutShort,
+        problems.AppendedInPart,
     )
-    for module in (errors, http_errors, of_connections):
+    for module in (errors, problems, messages, service):
         for _, kind in inspect.getmembers(module, inspect.isclass):
             own = issubclass(kind, Exception) and kind.__module__ == module.__name__
             if own and kind not in known and kind not in passed_on:
@@ -71,7 +71,7 @@ def test_a_write_to_a_log_that_went_offline_has_an_unknown_outcome() -> None:
 
 
 def test_a_partial_append_is_reported_with_the_error() -> None:
-    error = http_errors.AppendedInPart(errors.LogOfflineError("gone"), results=[{"partition": 0}])
+    error = problems.AppendedInPart(errors.LogOfflineError("gone"), results=[{"partition": 0}])
     problem = problems.to_problem(error, request_id="", writing=True)
     assert problem.status == 503
     assert problem.document["results"] == [{"partition": 0}]

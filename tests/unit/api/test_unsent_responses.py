@@ -5,10 +5,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tierlog.api.http.bodies import InflightBytes
 from tierlog.api.http.exchange import Exchange
-from tierlog.api.http.request.bodies import InflightBytes
+from tierlog.api.http.memory_limits import UnsentLimits, UnsentResponses
 from tierlog.api.http.responses import SMALL_BYTES, AnyResponse, FileResponse, Response
-from tierlog.api.http.unsent_responses import UnsentLimits, UnsentResponses
 from tierlog.record_format.errors import Throttled
 
 SIZE = SMALL_BYTES + 1

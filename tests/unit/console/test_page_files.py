@@ -16,7 +16,7 @@ from tierlog.api.console.rendering import (
     moment,
     object_moment,
 )
-from tierlog.api.http.static_names import CONSOLE_NAMES
+from tierlog.api.http.access.scopes import CONSOLE_NAMES
 
 CONSOLE = files("tierlog.api.console")
 TEMPLATES = sorted(path.name for path in CONSOLE.joinpath("templates").iterdir())

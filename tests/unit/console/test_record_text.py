@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierlog.api.console.record_text import (
+from tierlog.api.console.record_browser import (
     MAX_HEX_BYTES,
     MAX_PRETTY_BYTES,
     MAX_PRETTY_DEPTH,

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierlog.api.console.tier_map import LEAST_WIDTH, WIDTH, Axis, Places, tier_map
+from tierlog.api.console.topic_pages import LEAST_WIDTH, WIDTH, Axis, Places, tier_map
 
 
 def places(start: int, local: int, bucket_end: int, end: int, *gaps: tuple[int, int]) -> Places:

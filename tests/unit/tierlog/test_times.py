@@ -2,7 +2,7 @@
 
 import pytest
 
-from tierlog.api.http.request.times import parse_time
+from tierlog.api.http.strict_json import parse_time
 from tierlog.client.records import to_ms
 from tierlog.record_format.errors import InvalidRequest
 

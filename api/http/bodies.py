@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -21,15 +20,14 @@ from typing import Final, Protocol
 import zstandard
 
 from tierlog.api.http.exchange import Exchange
-from tierlog.api.http.http_errors import StalledBody
+from tierlog.api.http.memory_limits import InflightBytes
+from tierlog.api.http.problems import StalledBody
 from tierlog.api.http.settings import HttpSettings
-from tierlog.api.protocol.body_receiver import DirectBody
-from tierlog.api.protocol.errors import ClientDisconnected
+from tierlog.api.protocol.service import ClientDisconnected, DirectBody
 from tierlog.record_format.errors import (
     FieldProblem,
     InvalidRequest,
     RequestTooLarge,
-    Throttled,
     TooManyOpenFiles,
 )
 
@@ -42,32 +40,6 @@ _uninitialized.restype = ctypes.py_object
 _uninitialized.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
 _MEMBERS_MAX: Final = 10_000
 _WINDOW_MAX: Final = 128 << 20
-
-
-class InflightBytes:
-    """The bytes in memory of request bodies, of appends that are not awaited, and of responses that
-    wait for their file. Thread-safe.
-    """
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit, self._lock = limit_bytes, threading.Lock()
-        self.held = 0
-
-    def acquire(self, size_bytes: int) -> None:
-        """Raises Throttled beyond the limit. A single request is always admitted."""
-        with self._lock:
-            if self.held and self.held + size_bytes > self._limit:
-                raise Throttled(f"requests in progress already hold {self.held} bytes; try again")
-            self.held += size_bytes
-
-    def force(self, size_bytes: int) -> None:
-        """As `acquire`, for what can no longer be refused."""
-        with self._lock:
-            self.held += size_bytes
-
-    def release(self, size_bytes: int) -> None:
-        with self._lock:
-            self.held -= size_bytes
 
 
 class _Reservation:

@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 import pytest
 
-from tierlog.api.http.decoding_memory import PAGE_BASE_BYTES, DecodingMemory
+from tierlog.api.http.memory_limits import PAGE_BASE_BYTES, DecodingMemory
 
 MIB = 1 << 20
 

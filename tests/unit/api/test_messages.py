@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from tierlog.api.protocol import connection_state as state
 from tierlog.api.protocol.connection_state import Input
-from tierlog.api.protocol.errors import HeaderTooLarge
-from tierlog.api.protocol.request_parser import Head, RequestParser
+from tierlog.api.protocol.messages import Head, HeaderTooLarge, RequestParser
 from tierlog.record_format.errors import InvalidRequest
 
 UPGRADE = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"

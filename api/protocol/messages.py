@@ -1,5 +1,5 @@
-"""Requests out of the bytes of a connection: httptools (llhttp) parses, this checks what it lets
-pass. It does no I/O and knows no responses.
+"""HTTP/1.1 messages: requests out of the bytes of a connection, and the heads of responses. It does
+no I/O. httptools (llhttp) parses; this checks what it lets pass.
 
 * A head is limited in bytes, however it is split into packets. So is the framing of a body: chunk
   extensions, and trailers, which are dropped. (Merged into the head, a trailer could name another
@@ -11,15 +11,34 @@ pass. It does no I/O and knows no responses.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple, Protocol
 
 import httptools
 
-from tierlog.api.protocol.errors import HeaderTooLarge
-from tierlog.api.protocol.heads import Headers, check_framing, origin_form, same_framing
 from tierlog.record_format.errors import InvalidRequest, RequestError
 
 _NOT_PLAIN: Final = frozenset((b"content-length", b"transfer-encoding", b"expect"))
+Headers = list[tuple[bytes, bytes]]
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+BODILESS: Final = frozenset((204, 304))
+_STATUS_LINES: Final = {
+    one.value: b"HTTP/1.1 %d %b\r\n" % (one.value, one.phrase.encode()) for one in HTTPStatus
+}
+_ABSOLUTE: Final = re.compile(rb"https?://([^/?#@]+)([/?][^#]*)?", re.IGNORECASE)
+
+
+class HeaderTooLarge(RequestError):
+    """The request line and the headers together."""
+
+    def __init__(self, *, limit_bytes: int, size_bytes: int) -> None:
+        super().__init__(
+            f"the request line and headers have {size_bytes} bytes or more; the limit is "
+            f"{limit_bytes}"
+        )
+        self.limit_bytes, self.size_bytes = limit_bytes, size_bytes
 
 
 class Head(NamedTuple):
@@ -164,3 +183,51 @@ class RequestParser:
             awaits_100=awaits_100,
             is_plain=is_plain,
         )
+
+
+def encode_head(status: int, lines: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Names are lower case, as in ASGI. Raises RuntimeError if one brings lines of its own."""
+    head = _STATUS_LINES[status] + b"".join([b"%b: %b\r\n" % line for line in lines]) + b"\r\n"
+    if not head.count(b"\n") == head.count(b"\r") == len(lines) + 2:
+        raise RuntimeError("a response header contains a line break")
+    return head
+
+
+def check_framing(version: str, headers: Headers) -> None:
+    """Only what HTTP/1.0 and 1.1 say a body ends with: the bytes of another transfer coding would
+    be taken for the body. Raises InvalidRequest.
+    """
+    if version not in ("1.1", "1.0"):
+        raise InvalidRequest(f"HTTP/{version} is not supported")
+    codings = [value for name, value in headers if name == b"transfer-encoding"]
+    if codings and b",".join(codings).lower() != b"chunked":
+        raise InvalidRequest("the only Transfer-Encoding supported is `chunked`")
+
+
+def same_framing(headers: Headers) -> bytes:
+    """A head with a body of the same framing; empty if there is no body."""
+    for name, value in headers:
+        if name == b"transfer-encoding" or (name == b"content-length" and int(value)):
+            return b"POST / HTTP/1.1\r\n%b: %b\r\n\r\n" % (name, value)
+    return b""
+
+
+def origin_form(target: bytes, headers: Headers) -> bytes:
+    """The path and query of a request's target; `*` is returned as it is.
+
+    In absolute-form, as sent to a proxy (RFC 9112, 3.2.2), the URL names the host and `Host` is
+    ignored: the URL's host replaces it in `headers`. Raises InvalidRequest for another scheme, and
+    for userinfo before the host (RFC 9110, 4.2.4).
+    """
+    if target.startswith(b"/"):
+        return target.partition(b"#")[0]
+    if target == b"*":
+        return target
+    found = _ABSOLUTE.fullmatch(target)
+    if found is None:
+        raise InvalidRequest(
+            "the request target is neither a path nor an http URL without userinfo"
+        )
+    authority, rest = found.groups(default=b"/")
+    headers[:] = [(name, authority if name == b"host" else value) for name, value in headers]
+    return rest if rest.startswith(b"/") else b"/" + rest

@@ -1,29 +1,34 @@
-"""Serves `/openapi.json`, and at `/docs` the same as a page, with a bundled Swagger UI.
+"""What is constant while a broker runs, with a strong ETag: files of our package, `/openapi.json`,
+and at `/docs` the same as a page, with a bundled Swagger UI.
 
+* Files are looked up by name in a table: a path is never built from a request.
 * Nothing is loaded from elsewhere, and the page's Content-Security-Policy forbids it: it works
   without a network.
 * The page and its files contain only what is public in our package, and a browser sends no token
   for them, so they are open; the page asks for the token that the document needs.
-* `swagger_ui/` has the necessary files of swagger-ui-dist 5.35.0 (Apache-2.0, with its license),
-  unchanged except for the stylesheet's reference to a source map.
+* `docs/swagger_ui/` has the necessary files of swagger-ui-dist 5.35.0 (Apache-2.0, with its
+  license), unchanged except for the stylesheet's reference to a source map.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Final
+from importlib.resources import files
+from typing import Any, Final, NamedTuple
 
+import aiofiles
 import msgspec
 
+from tierlog.api.http import header_values
+from tierlog.api.http.access.scopes import DOCS_NAMES
 from tierlog.api.http.calls import Body, Call
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
-from tierlog.api.http.packaged_files import PackagedFiles, Tagged, tagged, tagged_response
-from tierlog.api.http.problems import HeaderList
-from tierlog.api.http.request import media_types
+from tierlog.api.http.header_values import none_match
+from tierlog.api.http.problems import HeaderList, NotFound
 from tierlog.api.http.responses import Response
-from tierlog.api.http.static_names import DOCS_NAMES
 
 _PAGE: Final = b"""<!doctype html>
 <html lang="en">
@@ -62,6 +67,50 @@ _HEADERS: Final[HeaderList] = [
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
+
+
+class Tagged(NamedTuple):
+    body: bytes
+    etag: str
+
+
+def tagged(body: bytes) -> Tagged:
+    return Tagged(body, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+
+
+def tagged_response(
+    exchange: Exchange, content: Tagged, content_type: bytes, headers: HeaderList
+) -> Response:
+    """The content, or 304 if the browser's copy is current; it revalidates each time."""
+    headers = [(b"etag", content.etag.encode()), (b"cache-control", b"no-cache"), *headers]
+    if not none_match(exchange.header(b"if-none-match"), content.etag):
+        return Response(304, headers)
+    return Response(200, [(b"content-type", content_type), *headers], content.body)
+
+
+class PackagedFiles:
+    """The files of one folder of a package, by name, with their media types."""
+
+    def __init__(
+        self, package: str, folder: str, media_types: Mapping[str, bytes], headers: HeaderList
+    ) -> None:
+        self._folder = files(package).joinpath(folder)
+        self._media_types, self._headers = media_types, headers
+        self._read: dict[str, Tagged] = {}
+
+    async def serve(self, context: Context, exchange: Exchange) -> Response:
+        """The handler of a call whose path ends with `{file}`."""
+        name = exchange.params["file"]
+        media_type = self._media_types.get(name)
+        if media_type is None:
+            raise NotFound("no file of this name is served here")
+        if name not in self._read:
+            path = str(self._folder.joinpath(name))
+            async with aiofiles.open(path, "rb", executor=context.readers) as file:
+                self._read[name] = tagged(await file.read())
+        return tagged_response(exchange, self._read[name], media_type, self._headers)
+
+
 _FILES: Final = PackagedFiles("tierlog.api.http.docs", "swagger_ui", DOCS_NAMES, _HEADERS)
 
 
@@ -78,7 +127,7 @@ def document_call(document: Callable[[], dict[str, Any]]) -> Call:
         return tagged(msgspec.json.encode(document()))
 
     async def openapi_document(_: Context, exchange: Exchange) -> Response:
-        return tagged_response(exchange, written(), media_types.JSON.encode(), [])
+        return tagged_response(exchange, written(), header_values.JSON.encode(), [])
 
     return Call(
         method="GET",
@@ -86,7 +135,7 @@ def document_call(document: Callable[[], dict[str, Any]]) -> Call:
         handler=openapi_document,
         tag="docs",
         summary="",
-        response={media_types.JSON: Body(schema={"type": "object"})},
+        response={header_values.JSON: Body(schema={"type": "object"})},
     )
 
 

@@ -1,1 +1,0 @@
-"""What a request carries: its body, media types, ranges, times."""
