@@ -7,8 +7,11 @@ case, the flag is the name with dashes.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from enum import Enum
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 I64_MAX: Final = 2**63 - 1
@@ -19,17 +22,83 @@ KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 
 
-class Kind(Enum):
-    """How a value is written; help shows the value as its placeholder."""
+_SIZE: Final = re.compile(r"(-?\d+)\s*([KMGT]i?)?B?\Z", re.IGNORECASE | re.ASCII)
+_TIME: Final = re.compile(r"(-?\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\Z", re.ASCII)
+_TIME_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_YES: Final = frozenset(("1", "true", "yes", "on"))
+_NO: Final = frozenset(("0", "false", "no", "off"))
 
-    TEXT = "TEXT"
-    PATH = "PATH"
-    COUNT = "N"
-    BYTES = "BYTES"
-    MS = "MS"
-    SECONDS = "SECONDS"
-    DOLLARS = "DOLLARS"
-    SWITCH = ""
+
+def _text(raw: object) -> str:
+    if not isinstance(raw, str) or not raw:
+        raise ValueError
+    return raw
+
+
+def _count(raw: object) -> int:
+    if isinstance(raw, bool) or not isinstance(raw, (int, str)):
+        raise TypeError
+    return int(raw)
+
+
+def _bytes(raw: object) -> int:
+    if not isinstance(raw, str):
+        return _count(raw)
+    match = _SIZE.match(raw.strip())
+    if match is None:
+        raise ValueError
+    unit = (match[2] or "").upper()
+    base = 1024 if unit.endswith("I") else 1000
+    return int(match[1]) * int(base ** " KMGT".index(unit[:1] or " "))
+
+
+def _ms(raw: object, *, unit: str = "ms") -> int:
+    match = _TIME.match(str(raw).strip())
+    if match is None or isinstance(raw, bool):
+        raise ValueError
+    return math.ceil(float(match[1]) * _TIME_MS[match[2] or unit])
+
+
+def _dollars(raw: object) -> float:
+    if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
+        raise TypeError
+    price = float(raw)
+    if not 0 <= price < math.inf:
+        raise ValueError
+    return price
+
+
+def _switch(raw: object) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    text = _text(raw).lower()
+    if text not in _YES | _NO:
+        raise ValueError
+    return text in _YES
+
+
+def _path(raw: object) -> Path:
+    return raw if isinstance(raw, Path) else Path(_text(raw))
+
+
+def _seconds(raw: object) -> int:
+    return _ms(raw, unit="s")
+
+
+class Kind(Enum):
+    """How a value is written: its placeholder in help, its parser, and what errors say of it."""
+
+    TEXT = ("TEXT", _text, "text")
+    PATH = ("PATH", _path, "a path")
+    COUNT = ("N", _count, "a whole number")
+    BYTES = ("BYTES", _bytes, "a number of bytes, as in 67108864 or 64MiB")
+    MS = ("MS", _ms, "a time in milliseconds, as in 30000 or 30s")
+    SECONDS = ("SECONDS", _seconds, "a time in seconds, as in 30 or 500ms")
+    DOLLARS = ("DOLLARS", _dollars, "a price in dollars, 0 or more, as in 0.005")
+    SWITCH = ("", _switch, "true or false")
+
+    def __init__(self, placeholder: str, parse: Callable[[object], object], expected: str) -> None:
+        self.placeholder, self.parse, self.expected = placeholder, parse, expected
 
 
 class Part(Enum):
@@ -119,9 +188,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "Take over partitions that another broker owns; that broker stops writing.",
     ),
     _serve(
-        "insecure.no.auth",
-        Kind.SWITCH,
-        "Listen on any address without tokens: anyone may call.",
+        "insecure.no.auth", Kind.SWITCH, "Listen on any address without tokens: anyone may call."
     ),
     _serve("tls.cert", Kind.TEXT, "PEM file with the server's certificate and its chain."),
     _serve("tls.key", Kind.TEXT, "PEM file with the certificate's private key."),

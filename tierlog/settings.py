@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -36,12 +35,6 @@ CLIENT_VARIABLES: Final = frozenset(
 )
 TEST_VARIABLES: Final = "TIERLOG_TEST_"
 DEFAULT_PORT: Final = 8640
-
-_SIZE: Final = re.compile(r"(-?\d+)\s*([KMGT]i?)?B?\Z", re.IGNORECASE | re.ASCII)
-_TIME: Final = re.compile(r"(-?\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\Z", re.ASCII)
-_TIME_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_YES: Final = frozenset(("1", "true", "yes", "on"))
-_NO: Final = frozenset(("0", "false", "no", "off"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +121,10 @@ def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[st
 
 def _parse(setting: Setting, raw: object, source: str, kind: Kind) -> object:
     try:
-        value = _PARSERS[kind](raw)
+        value = kind.parse(raw)
     except (ValueError, TypeError, OverflowError):
         raise SettingsError(
-            f"{source}: {setting.name} must be {_EXPECTED[kind]}, not {raw!r}"
+            f"{source}: {setting.name} must be {kind.expected}, not {raw!r}"
         ) from None
     if isinstance(value, bool) or not isinstance(value, int):
         return value
@@ -141,76 +134,6 @@ def _parse(setting: Setting, raw: object, source: str, kind: Kind) -> object:
             f"not {value}"
         )
     return value
-
-
-def _text(raw: object) -> str:
-    if not isinstance(raw, str) or not raw:
-        raise ValueError
-    return raw
-
-
-def _count(raw: object) -> int:
-    if isinstance(raw, bool) or not isinstance(raw, (int, str)):
-        raise TypeError
-    return int(raw)
-
-
-def _bytes(raw: object) -> int:
-    if not isinstance(raw, str):
-        return _count(raw)
-    match = _SIZE.match(raw.strip())
-    if match is None:
-        raise ValueError
-    unit = (match[2] or "").upper()
-    base = 1024 if unit.endswith("I") else 1000
-    return int(match[1]) * int(base ** " KMGT".index(unit[:1] or " "))
-
-
-def _ms(raw: object, *, unit: str = "ms") -> int:
-    match = _TIME.match(str(raw).strip())
-    if match is None or isinstance(raw, bool):
-        raise ValueError
-    return math.ceil(float(match[1]) * _TIME_MS[match[2] or unit])
-
-
-def _dollars(raw: object) -> float:
-    if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
-        raise TypeError
-    price = float(raw)
-    if not 0 <= price < math.inf:
-        raise ValueError
-    return price
-
-
-def _switch(raw: object) -> bool:
-    if isinstance(raw, bool):
-        return raw
-    text = _text(raw).lower()
-    if text not in _YES | _NO:
-        raise ValueError
-    return text in _YES
-
-
-_PARSERS: Final[Mapping[Kind, Any]] = {
-    Kind.TEXT: _text,
-    Kind.PATH: lambda raw: Path(raw if isinstance(raw, Path) else _text(raw)),
-    Kind.COUNT: _count,
-    Kind.BYTES: _bytes,
-    Kind.MS: _ms,
-    Kind.SECONDS: lambda raw: _ms(raw, unit="s"),
-    Kind.DOLLARS: _dollars,
-    Kind.SWITCH: _switch,
-}
-_EXPECTED: Final[Mapping[Kind, str]] = {
-    Kind.TEXT: "text",
-    Kind.PATH: "a path",
-    Kind.COUNT: "a whole number",
-    Kind.BYTES: "a number of bytes, as in 67108864 or 64MiB",
-    Kind.MS: "a time in milliseconds, as in 30000 or 30s",
-    Kind.SECONDS: "a time in seconds, as in 30 or 500ms",
-    Kind.DOLLARS: "a price in dollars, 0 or more, as in 0.005",
-    Kind.SWITCH: "true or false",
-}
 
 
 def _compose(values: Mapping[str, object]) -> Settings:

@@ -22,8 +22,8 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, dataclass, fields
-from functools import partial, wraps
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, get_type_hints
 
@@ -74,16 +74,16 @@ def with_group(
     function: Callable[..., None], group: type[T], call: Callable[[T, partial[None]], None]
 ) -> Callable[..., None]:
     """Make a command of `function(first, ...)`; `call(group, rest)` calls `rest(first)`."""
-    own, shared = _own_parameters(function), _group_parameters(group)
+    shared = inspect.signature(group, eval_str=True).parameters
 
-    @wraps(function)
     def command(**arguments: Any) -> None:
-        given = group(**{one.name: arguments.pop(one.name) for one in shared})
+        given = group(**{name: arguments.pop(name) for name in shared})
         call(given, partial(function, **arguments))
 
-    del command.__wrapped__  # its signature differs
-    command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
-    command.__annotations__ = {one.name: one.annotation for one in (*own, *shared)}
+    parameters = [*_own_parameters(function), *shared.values()]
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command
 
 
@@ -95,23 +95,6 @@ def _own_parameters(function: Callable[..., None]) -> list[inspect.Parameter]:
     return [
         one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[one.name]) for one in own
     ]
-
-
-def _group_parameters(group: type[Any]) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(
-            one.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=hints[one.name],
-            default=_default(one),
-        )
-        for one in fields(group)
-    ]
-
-
-def _default(one: Field[Any]) -> Any:
-    return inspect.Parameter.empty if one.default is MISSING else one.default
 
 
 StoreOption = Annotated[

@@ -49,14 +49,14 @@ def _field(setting: Setting) -> tuple[str, Any, None]:
     option = typer.Option(
         setting.flag_name,
         help=setting.doc,
-        metavar=None if switch else kind.value,
+        metavar=None if switch else kind.placeholder,
         rich_help_panel=_PANELS[setting.part],
         show_default=_default(setting) or False,
     )
     return _field_name(setting), Annotated[bool | None if switch else str | None, option], None
 
 
-Flags = make_dataclass("Flags", [_field(setting) for setting in TABLE], frozen=True)
+Flags = make_dataclass("Flags", [_field(setting) for setting in TABLE], frozen=True, kw_only=True)
 
 
 @takes(Flags)
