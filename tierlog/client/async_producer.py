@@ -11,10 +11,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from tierlog.client.batching import (
-    Accumulator,
     Batching,
     PendingBatch,
     PreparedRecord,
@@ -23,25 +22,16 @@ from tierlog.client.batching import (
     check_topic_partition,
     prepare_record,
 )
-from tierlog.client.exchange import RetryPolicy, Steps
 from tierlog.client.records import HeadersLike, Time, Value
-from tierlog.client.responses import TopicDescription
-from tierlog.client.sender import Partitioner, Sender
+from tierlog.client.sender import ProducerCore
 from tierlog.host.clock import monotonic_ms, wall_clock_ms
 from tierlog.record_format.encode import NO_HEADERS
 from tierlog.record_format.errors import TierlogError
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from tierlog.client.client import AsyncClient
+
 _Pending = PendingBatch[asyncio.Future[RecordMetadata]]
-
-
-class AsyncCallRunner(Protocol):
-    """What a producer needs from a client."""
-
-    retries: RetryPolicy
-
-    async def run(self, steps: Steps[T]) -> T: ...
-    async def describe_topic(self, topic: str) -> TopicDescription: ...
 
 
 class _Turns(asyncio.Lock):
@@ -52,37 +42,28 @@ class _Turns(asyncio.Lock):
     error: TierlogError | None = None
 
 
-class AsyncProducer:
+class AsyncProducer(ProducerCore[asyncio.Future[RecordMetadata]]):
     """Batches records and sends them, each exactly once; an async context manager.
 
     `await send(...)` waits only for room in the buffer, and returns a future for the record's
     offset.
     """
 
+    _client: AsyncClient
+
     def __init__(
         self,
-        client: AsyncCallRunner,
+        client: AsyncClient,
         batching: Batching | None = None,
         *,
         clock: Callable[[], int] = monotonic_ms,
     ) -> None:
-        self._client = client
-        self._batching = batching or Batching()
-        self._clock = clock
-        self._accumulator = Accumulator(
-            self._batching, lambda: asyncio.get_running_loop().create_future
-        )
-        self._partitioner = Partitioner(batch_bytes=self._batching.batch_bytes)
-        self._sender = Sender(self._batching, self._partitioner, clock)
+        super().__init__(client, batching, clock, lambda: asyncio.get_running_loop().create_future)
         self._finished = asyncio.Event()  # set for a moment, whenever a batch is finished
         self._turns: defaultdict[str, _Turns] = defaultdict(_Turns)
         self._wake = asyncio.Event()  # for the sending tasks
-        self._flushing = 0
         self._yielded_ms = 0
         self._tasks: list[asyncio.Task[None]] = []
-        self._idle = 0  # tasks that wait for a batch
-        self._closed = False
-        self._failure: BaseException | None = None
 
     async def send(
         self,
@@ -104,7 +85,7 @@ class AsyncProducer:
         async with turns:
             now_ms = self._clock()
             if partition is None:
-                await self._describe(topic, turns, now_ms)
+                await self._describe_in_turn(topic, turns, now_ms)
             if not self._tasks:
                 self._start_task()
             await self._wait_for_room(record, now_ms)
@@ -116,24 +97,18 @@ class AsyncProducer:
             self._wake.set()
         return future
 
-    async def _describe(self, topic: str, turns: _Turns, now_ms: int) -> None:
+    async def _describe_in_turn(self, topic: str, turns: _Turns, now_ms: int) -> None:
         """Describe the topic to the partitioner, if it is unknown or was described long ago."""
         if turns.error is not None:
             raise turns.error.with_traceback(None)
         if not self._partitioner.claim_refresh(topic, now_ms=now_ms):
             return
         try:
-            await self._refresh_topic(topic, now_ms)
+            await self._client.run(self._describe(topic, now_ms))
         except TierlogError as error:
             turns.error = error
             del self._turns[topic]  # later calls try again
             raise
-
-    async def _refresh_topic(self, topic: str, now_ms: int) -> None:
-        try:
-            self._partitioner.update(await self._client.describe_topic(topic), now_ms=now_ms)
-        except TierlogError as error:
-            self._partitioner.keep_or_raise(topic, error)
 
     async def _wait_for_room(self, record: PreparedRecord, now_ms: int) -> None:
         """Also yield once a millisecond: else a loop over `send` would starve other tasks."""
@@ -170,20 +145,11 @@ class AsyncProducer:
         for task in self._tasks:
             await asyncio.shield(task)
 
-    def __repr__(self) -> str:
-        return f"<AsyncProducer of {self._client!r}>"
-
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-    def _check_open(self) -> None:
-        if self._failure is not None:
-            raise RuntimeError("the producer failed; create a new one") from self._failure
-        if self._closed:
-            raise RuntimeError("the producer is closed")
 
     # --- in the tasks that send -------------------------------------------------------------------
 
@@ -196,7 +162,7 @@ class AsyncProducer:
     async def _work(self, in_flight: list[_Pending]) -> None:
         while (pending := await self._next()) is not None:
             in_flight.append(pending)
-            await self._client.run(self._sender.deliver(pending, self._client.retries))
+            await self._client.run(self._deliver(pending))
             self._finish(in_flight)
 
     def _on_end(self, in_flight: list[_Pending], task: asyncio.Task[None]) -> None:
@@ -218,11 +184,10 @@ class AsyncProducer:
         while True:
             self._wake.clear()
             now_ms = self._clock()
-            flushing = self._flushing > 0 or self._closed  # closing leaves nothing behind
-            pending = self._accumulator.take_due(now_ms=now_ms, flushing=flushing)
+            pending = self._take_due(now_ms)
             if pending is not None:
                 self._leave_a_task_waiting()
-            if pending is not None or self._closed or self._failure is not None:
+            if pending is not None or self._is_ending():
                 return pending
             due_ms = self._accumulator.next_due_ms()
             self._idle += 1

@@ -12,11 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self
 from weakref import WeakSet
 
 from tierlog.client.batching import (
-    Accumulator,
     Batching,
     Delivery,
     InterruptSafeCondition,
@@ -26,15 +25,15 @@ from tierlog.client.batching import (
     check_topic_partition,
     prepare_record,
 )
-from tierlog.client.exchange import RetryPolicy, Steps
 from tierlog.client.records import HeadersLike, Time, Value
-from tierlog.client.responses import TopicDescription
-from tierlog.client.sender import Partitioner, Sender
+from tierlog.client.sender import ProducerCore
 from tierlog.host.clock import monotonic_ms, wall_clock_ms
 from tierlog.record_format.encode import NO_HEADERS
-from tierlog.record_format.errors import Throttled, TierlogError
+from tierlog.record_format.errors import Throttled
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from tierlog.client.client import Client
+
 
 FLUSH_AT_EXIT_S: Final = 10.0
 _open_producers: Final[WeakSet[Producer]] = WeakSet()
@@ -57,44 +56,29 @@ def flush_at_exit(
         producer.flush_or_fail(max(0.0, deadline_s - clock()))
 
 
-class CallRunner(Protocol):
-    """What a producer needs from a client."""
-
-    retries: RetryPolicy
-
-    def run(self, steps: Steps[T]) -> T: ...
-    def describe_topic(self, topic: str) -> TopicDescription: ...
-
-
-class Producer:
+class Producer(ProducerCore[Delivery]):
     """Batches records and sends them, each exactly once; a context manager.
 
     Leaving the context flushes. `send` returns a future for the record's offset. A producer that is
     not closed is flushed when the interpreter exits, for at most `FLUSH_AT_EXIT_S`.
     """
 
+    _client: Client
+
     def __init__(
         self,
-        client: CallRunner,
+        client: Client,
         batching: Batching | None = None,
         *,
         room_timeout_s: float = 60.0,
         clock: Callable[[], int] = monotonic_ms,
     ) -> None:
-        self._client = client
-        self._batching = batching or Batching()
+        super().__init__(client, batching, clock, Delivery.factory_for_batch)
         self._room_timeout_s = room_timeout_s
-        self._clock = clock
-        self._accumulator = Accumulator(self._batching, Delivery.factory_for_batch)
-        self._partitioner = Partitioner(batch_bytes=self._batching.batch_bytes)
-        self._sender = Sender(self._batching, self._partitioner, clock)
         self._condition = InterruptSafeCondition()
-        self._flushing = 0
-        self._closed = False
-        self._failure: BaseException | None = None
         self._process = os.getpid()
         self._threads: list[threading.Thread] = []
-        self._working = self._idle = 0  # threads that have not ended, and that wait for a batch
+        self._working = 0  # threads that have not ended
         with self._condition:
             self._start_thread()
         _open_producers.add(self)
@@ -123,7 +107,7 @@ class Producer:
             value, key=key, timestamp=timestamp, headers=headers, now_ms=written_ms
         )
         if partition is None and self._partitioner.claim_refresh(topic, now_ms=now_ms):
-            self._refresh_topic(topic, now_ms)
+            self._client.run(self._describe(topic, now_ms))
         with self._condition:
             if not self._accumulator.has_room(record):
                 self._wait_for_room(record)
@@ -148,12 +132,6 @@ class Producer:
             lambda: self._accumulator.has_room(record), self._room_timeout_s
         ):
             raise Throttled(f"the buffer was full for {self._room_timeout_s:g} s")
-
-    def _refresh_topic(self, topic: str, now_ms: int) -> None:
-        try:
-            self._partitioner.update(self._client.describe_topic(topic), now_ms=now_ms)
-        except TierlogError as error:
-            self._partitioner.keep_or_raise(topic, error)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Send now what was sent before, and wait for the responses; False if `timeout_s` was not
@@ -206,20 +184,11 @@ class Producer:
         with self._condition:
             self._accumulator.fail_all(RuntimeError("the interpreter exited"))
 
-    def __repr__(self) -> str:
-        return f"<Producer of {self._client!r}>"
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _check_open(self) -> None:
-        if self._failure is not None:
-            raise RuntimeError("the producer failed; create a new one") from self._failure
-        if self._closed:
-            raise RuntimeError("the producer is closed")
 
     def _check_thread(self) -> None:
         """Before the lock is taken: after a fork, the thread that holds it may not exist."""
@@ -250,9 +219,8 @@ class Producer:
 
     def _send_all(self) -> None:
         while (pending := self._next()) is not None:
-            steps = self._sender.deliver(pending, self._client.retries)
             try:
-                self._client.run(steps)
+                self._client.run(self._deliver(pending))
             except BaseException as error:  # a bug, or its client was closed
                 with self._condition:
                     self._failure = self._failure or error
@@ -267,11 +235,10 @@ class Producer:
         with self._condition:
             while True:
                 now_ms = self._clock()
-                flushing = self._flushing > 0 or self._closed  # closing leaves nothing behind
-                pending = self._accumulator.take_due(now_ms=now_ms, flushing=flushing)
+                pending = self._take_due(now_ms)
                 if pending is not None:
                     self._leave_a_thread_waiting()
-                if pending is not None or self._closed or self._failure is not None:
+                if pending is not None or self._is_ending():
                     return pending
                 due_ms = self._accumulator.next_due_ms()
                 wait_s = None if due_ms is None else max(due_ms - now_ms, 1) / 1000

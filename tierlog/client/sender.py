@@ -17,10 +17,17 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from random import randrange
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple
 
 from tierlog.client import calls
-from tierlog.client.batching import Batching, FutureT, PendingBatch, PreparedRecord, TopicPartition
+from tierlog.client.batching import (
+    Accumulator,
+    Batching,
+    FutureT,
+    PendingBatch,
+    PreparedRecord,
+    TopicPartition,
+)
 from tierlog.client.exchange import (
     UNLIMITED_ATTEMPTS,
     AnswerLost,
@@ -90,11 +97,16 @@ class Partitioner:
         if (known := self._topics.get(topic)) is not None:
             self._topics[topic] = known._replace(refresh_ms=0)
 
-    def keep_or_raise(self, topic: str, error: TierlogError) -> None:
-        """The topic could not be described: keep what is known of it, else raise `error`."""
-        if topic not in self._topics or isinstance(error, RequestError):
+    def describe(self, topic: str, policy: RetryPolicy, *, now_ms: int) -> Steps[None]:
+        """If the broker does not respond, what is known of the topic is kept."""
+        try:
+            described = yield from exchange(calls.describe_topic(topic), policy)
+        except TierlogError as error:
+            if topic in self._topics and not isinstance(error, RequestError):
+                return
             self.expire(topic)
-            raise error
+            raise
+        self.update(described, now_ms=now_ms)
 
     def choose(self, topic: str, record: PreparedRecord) -> int:
         known = self._topics[topic]
@@ -234,3 +246,47 @@ def _leaves_sequence_valid(error: TierlogError) -> bool:
     lost = isinstance(error, (OutOfOrderSequence, ProducerFenced))
     lost = lost or isinstance(error.__cause__, AnswerLost)
     return isinstance(error, RequestError) and not lost
+
+
+class ProducerCore(Generic[FutureT]):
+    """What both producers have: what is buffered, how it is sent, and whether it still can be."""
+
+    def __init__(
+        self,
+        client: Any,
+        batching: Batching | None,
+        clock: Callable[[], int],
+        new_factory: Callable[[], Callable[[], FutureT]],
+    ) -> None:
+        self._client = client
+        self._batching = batching or Batching()
+        self._clock = clock
+        self._accumulator = Accumulator(self._batching, new_factory)
+        self._partitioner = Partitioner(batch_bytes=self._batching.batch_bytes)
+        self._sender = Sender(self._batching, self._partitioner, clock)
+        self._flushing = 0
+        self._idle = 0  # threads or tasks that wait for a batch
+        self._closed = False
+        self._failure: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._client!r}>"
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise RuntimeError("the producer failed; create a new one") from self._failure
+        if self._closed:
+            raise RuntimeError("the producer is closed")
+
+    def _describe(self, topic: str, now_ms: int) -> Steps[None]:
+        return self._partitioner.describe(topic, self._client.retries, now_ms=now_ms)
+
+    def _deliver(self, pending: PendingBatch[FutureT]) -> Steps[None]:
+        return self._sender.deliver(pending, self._client.retries)
+
+    def _take_due(self, now_ms: int) -> PendingBatch[FutureT] | None:
+        flushing = self._flushing > 0 or self._closed  # closing leaves nothing behind
+        return self._accumulator.take_due(now_ms=now_ms, flushing=flushing)
+
+    def _is_ending(self) -> bool:
+        return self._closed or self._failure is not None
