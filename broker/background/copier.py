@@ -153,6 +153,14 @@ class Offloaded(msgspec.Struct, frozen=True):
     remaining_segments: int
 
 
+class _Turn(NamedTuple):
+    """`unreadable`: the base offset of the segment that could not be read."""
+
+    outcome: Outcome
+    failure: BaseException | None = None
+    unreadable: int | None = None
+
+
 class _Offload:
     """A partition's work, and its uploads so far. Guarded by the copier's lock."""
 
@@ -264,39 +272,43 @@ class Copier:
 
     def _take_turn(self, partition: Partition, offload: _Offload) -> None:
         """One turn of a partition. If more is to be done, it goes to the end of the queue."""
-        outcome, failure = self._try_turn(partition, offload)
+        try:
+            turn = self._try_turn(partition, offload)
+        except BaseException as bug:  # whatever it is: it must not stay queued for ever
+            log.exception("offload failed: a bug", partition=str(partition))
+            turn = _Turn(Outcome.FAILED, bug)
         with self._changed:
-            if outcome is Outcome.MORE and self._stopping:
-                outcome = Outcome.DONE
-            is_logged = _ROWS[offload.work.state, outcome].is_logged
+            if turn.outcome is Outcome.MORE and self._stopping:
+                turn = _Turn(Outcome.DONE)
+            is_logged = _ROWS[offload.work.state, turn.outcome].is_logged
             after = next_state(
                 offload.work,
-                outcome,
+                turn.outcome,
                 now_s=time.monotonic(),
                 jitter=random.random(),
-                reason=str(failure),
-                oldest=next(iter(_pending(partition)), None),
+                reason=str(turn.failure),
+                oldest=turn.unreadable,
             )
             self._advance(partition, offload, after)
             self._changed.notify_all()
-        if failure is not None and is_logged:
-            _log_failure(partition, failure, retry_in_s=after.not_before_s - time.monotonic())
+        if turn.failure is not None and is_logged:
+            _log_failure(partition, turn.failure, retry_in_s=after.not_before_s - time.monotonic())
 
-    def _try_turn(
-        self, partition: Partition, offload: _Offload
-    ) -> tuple[Outcome, BaseException | None]:
+    def _try_turn(self, partition: Partition, offload: _Offload) -> _Turn:
         try:
             with self._failures.noting("offload", partition):
                 more = self._copy_next(partition, offload)
         except (TierlogError, OSError) as error:
             if partition.is_deleted:  # its files are being deleted
-                return Outcome.DONE, None
-            is_outage = isinstance(error, _STORE_ERRORS) and self._is_store_down(partition)
-            return Outcome.STORE_DOWN if is_outage else outcome_of(error), error
-        except BaseException as bug:  # whatever it is: it must not stay queued for ever
-            log.exception("offload failed: a bug", partition=str(partition))
-            return Outcome.FAILED, bug
-        return Outcome.MORE if more else Outcome.DONE, None
+                return _Turn(Outcome.DONE)
+            if isinstance(error, _STORE_ERRORS) and self._is_store_down(partition):
+                return _Turn(Outcome.STORE_DOWN, error)
+            outcome = outcome_of(error)
+            unreadable = None
+            if outcome is Outcome.UNREADABLE:
+                unreadable = next(iter(_pending(partition)), None)
+            return _Turn(outcome, error, unreadable)
+        return _Turn(Outcome.MORE if more else Outcome.DONE)
 
     def _is_store_down(self, partition: Partition) -> bool:
         """Keeps a thousand partitions from all logging the same outage."""

@@ -1,6 +1,7 @@
 """A bug in background work is logged and backed off, and blocks no other partition."""
 
 import errno
+import threading
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,9 @@ from tests.fakes.compacted_topics import COMPACT, fill
 from tierlog.broker.background import copier, janitor
 from tierlog.broker.checkpoints import CompactionOffsets
 from tierlog.manifest.garbage import GarbagePolicy
+from tierlog.record_format.errors import CorruptBatch
+
+PENDING = copier._pending
 
 
 class Bug(Exception):
@@ -60,6 +64,29 @@ def test_a_bug_in_an_upload_is_logged_and_backed_off(two, monkeypatch):
     assert cold.end_offset == 110
     waits = [line["retry_in_s"] for line in lines if line["event"] == "offload failed, will retry"]
     assert min(waits) > 0
+
+
+def test_a_bug_while_a_failure_is_looked_at_leaves_no_partition_queued(two, monkeypatch):
+    two.stop_copying()
+    for topic in ("a-broken", "b-whole"):
+        fill(two, topic, 10)
+        two.broker.partition(topic, 0).log.roll()
+    monkeypatch.setattr(copier.Copier, "_copy_next", raising(CorruptBatch("bad", file="x.log")))
+    queued, copying = threading.Event(), two.broker.background.copier
+
+    def pending(partition):
+        if threading.current_thread().name.startswith("offload"):
+            assert queued.wait(20)
+            raise Bug("unexpected")
+        return PENDING(partition)
+
+    monkeypatch.setattr(copier, "_pending", pending)
+    with capture_logs() as lines:
+        copying.run_round()
+        queued.set()
+        assert copying.wait_until_idle(timeout_s=20)
+    bugs = [line["partition"] for line in lines if line["event"] == "offload failed: a bug"]
+    assert sorted(bugs) == ["a-broken-0", "b-whole-0"]
 
 
 def test_a_bug_in_compaction_blocks_no_other_partition(two, monkeypatch):
