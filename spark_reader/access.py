@@ -1,4 +1,5 @@
-"""How to reach the bucket and the broker: picklable, sent to the executors with the plan.
+"""How to reach the bucket and the broker: picklable, sent to the executors with the plan. And
+how to wait for many of their answers at once, as planning a read does.
 
 * Reprs contain no secrets, so that no plan, log line or error can show them.
 * Clients are opened once per process and kept until it exits: an executor's Python worker serves
@@ -9,9 +10,12 @@ from __future__ import annotations
 
 import atexit
 import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from tierlog.cold_tier.segment_lookup import SegmentIndexes
 from tierlog.host.retry import OUTAGE_POLICY
@@ -131,3 +135,29 @@ class Connections:
 
         self.broker.retries = RETRY_OVER_RESTART
         return self.broker
+
+
+PARALLELISM: Final = 16
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def map_ahead(work: Callable[[T], R], items: Iterable[T]) -> Generator[R, None, None]:
+    """Results of `work` in the order of `items`, with up to `PARALLELISM` calls in flight. Nested
+    calls use threads of their own. An error is raised where its result would be.
+    """
+    with ThreadPoolExecutor(PARALLELISM, thread_name_prefix="tierlog-plan") as pool:
+        pending: deque[Future[R]] = deque()
+        for item in items:
+            pending.append(pool.submit(work, item))
+            if len(pending) == PARALLELISM:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+
+def parallel_map(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """As `map_ahead`, but returns a list, and starts no thread for a single item."""
+    listed = list(items)
+    return list(map(work, listed) if len(listed) < 2 else map_ahead(work, listed))

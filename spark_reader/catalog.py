@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -34,36 +34,14 @@ from tierlog.record_format.index_layouts import AbortedTxn
 from tierlog.record_format.record_walk import RowFilter
 from tierlog.record_format.segment_entry import SegmentEntry
 from tierlog.spark_reader import cold_index
-from tierlog.spark_reader.access import Connections
-from tierlog.spark_reader.bounds import AtTime
-from tierlog.spark_reader.option_values import InvalidOption
+from tierlog.spark_reader.access import Connections, map_ahead, parallel_map
+from tierlog.spark_reader.option_values import AtTime, InvalidOption
 from tierlog.spark_reader.options import NO_LIMITS, ReadOptions
-from tierlog.spark_reader.parallel import map_ahead, parallel_map
-from tierlog.spark_reader.plan import ChunkPiece, Gaps
+from tierlog.spark_reader.plan import ChunkPiece, Gaps, PartitionFacts
 from tierlog.spark_reader.stream_offsets import StreamOffsets
 from tierlog.spark_reader.topics import TopicFacts, Topics
 
 Missing = Callable[[MissingObject], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartitionFacts:
-    """A partition as seen by this read. Offsets [log_start_offset, end_offset) are readable.
-
-    Those below `cold_end_offset` are in the bucket; the broker serves the rest, the tail.
-    `tail_bytes` is its size if the topic description tells it.
-    """
-
-    topic: str
-    topic_id: str
-    partition: int
-    log_start_offset: int
-    end_offset: int
-    cold_end_offset: int
-    manifest: Manifest | None
-    is_pinned: bool = False
-    gaps: Gaps = ()
-    tail_bytes: int | None = None
 
 
 class _BrokerOffsets(NamedTuple):

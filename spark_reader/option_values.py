@@ -1,6 +1,12 @@
-"""Parsers for the values of single options, which Spark passes as text; spaces around are removed.
+"""Parsers for the values of single options, which Spark passes as text, and the ends of a read that
+they make. No I/O.
 
-An error names the option and its valid values, and never shows the value of a secret.
+* Spaces around a value are removed. An error names the option and its valid values, and never shows
+  the value of a secret.
+* Ends mean what they mean for Spark's Kafka source: a timestamp for all partitions takes precedence
+  over timestamps by partition, and those over offsets; -2 is the earliest offset, -1 the latest; a
+  timestamp means the first record at or after it; a map may name only some partitions, and the
+  others use the default.
 """
 
 from __future__ import annotations
@@ -9,12 +15,13 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final, TypeGuard
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NamedTuple, TypeGuard
 
 from tierlog.client.records import MAX_TIME, to_ms
 from tierlog.record_format.errors import InvalidRequest
 from tierlog.record_format.record_walk import I64_MAX
-from tierlog.spark_reader.bounds import EARLIEST, LATEST
 
 _SIZE: Final = re.compile(r"(\d{1,18})\s*([kmgt]?)i?b?", re.IGNORECASE)
 _FACTORS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -221,3 +228,62 @@ def _time(given: object) -> int | None:
     if _is_int(given) and 0 <= given <= MAX_TIME:
         return given
     return None
+
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+ByPartition = Mapping[str, Mapping[int, int]]
+
+
+class AtTime(NamedTuple):
+    """The first record at or after a time (ms)."""
+
+    timestamp: int
+
+    def __str__(self) -> str:
+        return f"time {self.timestamp}"
+
+
+OffsetSpec = int | AtTime
+"""An offset, EARLIEST, LATEST, or a time."""
+
+
+class NoMatch(StrEnum):
+    """What happens if no record is at or after the starting timestamp."""
+
+    ERROR = "error"
+    LATEST = "latest"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """One end of a read. `timestamp` is for all partitions, `timestamps` for those in the map."""
+
+    default: int
+    offsets: ByPartition = field(default_factory=dict)
+    timestamp: int | None = None
+    timestamps: ByPartition = field(default_factory=dict)
+    no_match: NoMatch = NoMatch.ERROR
+
+    def spec_for(self, topic: str, partition: int) -> OffsetSpec:
+        if self.timestamp is not None:
+            return AtTime(self.timestamp)
+        timestamp = self.timestamps.get(topic, {}).get(partition)
+        if timestamp is not None:
+            return AtTime(timestamp)
+        return self.offsets.get(topic, {}).get(partition, self.default)
+
+    def named(self) -> list[tuple[str, int]]:
+        """The topics and partitions named in the maps."""
+        maps = (self.offsets, self.timestamps)
+        return [
+            (topic, number) for by_topic in maps for topic in by_topic for number in by_topic[topic]
+        ]
+
+
+def is_backwards(start: OffsetSpec, end: OffsetSpec) -> bool:
+    """Whether a range is known to end before it starts, without looking up anything."""
+    if isinstance(start, AtTime) or isinstance(end, AtTime):
+        return isinstance(start, AtTime) and isinstance(end, AtTime) and start > end
+    return start > end >= 0

@@ -1,4 +1,4 @@
-"""Divides a read into splits. Pure.
+"""Divides a read into splits, and says what of it exists. Pure.
 
 * A split belongs to one partition and one tier. Its rows are those of its offset range, so two
   splits may share a chunk, yet no row is read twice.
@@ -6,21 +6,28 @@
 * Splits are made by bytes, at chunk boundaries; inside a chunk only if a limit on records or a
   minimum number of splits requires it. The tail has no chunks: it is split by offsets, as if its
   bytes were spread evenly.
+* A requested range of offsets that does not exist is data loss: an error, or a warning if
+  `failOnDataLoss` is false. `earliest`, `latest` and timestamps never cause data loss.
 * Offsets that a restore skipped (gaps) are neither data loss nor backlog: offsets are counted and
   limited outside of them. Records that the lost disk alone had were among the first of them; only a
-  range that ends there shows it.
+  range that ends there shows it, and that is data loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from tierlog.cold_tier.index_bundle import Chunk
 from tierlog.cold_tier.ranged_reader import ChunkRef
+from tierlog.manifest.state import Manifest
+from tierlog.record_format.errors import TierlogError
 from tierlog.record_format.index_layouts import AbortedTxn
 from tierlog.record_format.record_walk import I64_MAX, RowFilter
+
+Warn = Callable[[str], None]
 
 Gaps = tuple[tuple[int, int], ...]
 """Ranges [start, end), in order and disjoint."""
@@ -56,6 +63,75 @@ def ranges_outside(start: int, end: int, gaps: Gaps) -> Iterator[tuple[int, int]
 
 def count_offsets(start: int, end: int, gaps: Gaps) -> int:
     return sum(last - first for first, last in ranges_outside(start, end, gaps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionFacts:
+    """A partition as seen by this read. Offsets [log_start_offset, end_offset) are readable.
+
+    Those below `cold_end_offset` are in the bucket; the broker serves the rest, the tail.
+    `tail_bytes` is its size if the topic description tells it.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    log_start_offset: int
+    end_offset: int
+    cold_end_offset: int
+    manifest: Manifest | None
+    is_pinned: bool = False
+    gaps: Gaps = ()
+    tail_bytes: int | None = None
+
+
+class DataLoss(TierlogError):
+    """Requested records are gone and `failOnDataLoss` is true, or other rows would be wrong."""
+
+
+class OffsetRange(NamedTuple):
+    """[start_offset, end_offset) of a partition."""
+
+    facts: PartitionFacts
+    start_offset: int
+    end_offset: int
+
+
+def log_to_stderr(text: str) -> None:
+    """A `Warn`: Spark collects the standard error of its Python processes."""
+    print(f"tierlog: {text}", file=sys.stderr, flush=True)
+
+
+class DataLossPolicy(NamedTuple):
+    """`failOnDataLoss`: whether rows that are gone are an error or a warning."""
+
+    fail: bool
+    warn: Warn
+
+    def report(self, what: str) -> None:
+        """Raise DataLoss, or warn."""
+        if self.fail:
+            raise DataLoss(f"{what}; option failOnDataLoss=false reads what remains")
+        self.warn(what)
+
+
+def clamp(facts: PartitionFacts, start: int, end: int, *, loss: DataLossPolicy) -> tuple[int, int]:
+    """The part of [start, end) that exists; `loss` decides about the rest."""
+    name = f"{facts.topic}-{facts.partition}"
+    if skip_gap(start, facts.gaps) < facts.log_start_offset:
+        loss.report(f"{name}: offsets {start} to {facts.log_start_offset} are gone")
+    if end > facts.end_offset or start > facts.end_offset:
+        loss.report(f"{name}: ends at {facts.end_offset}, before offset {max(start, end)}")
+        end = min(end, facts.end_offset)
+    report_if_lost(name, start, end, facts.gaps, loss=loss)
+    start = max(start, facts.log_start_offset)
+    return min(start, facts.end_offset), max(end, min(start, facts.end_offset))
+
+
+def report_if_lost(name: str, start: int, end: int, gaps: Gaps, *, loss: DataLossPolicy) -> None:
+    """Report what of [start, end) is gone if it ends inside a gap."""
+    if (lost := first_lost(start, end, gaps)) is not None:
+        loss.report(f"{name}: offsets {lost} to {end} are gone: they were not restored")
 
 
 class ChunkPiece(NamedTuple):

@@ -1,5 +1,5 @@
-"""Plans a read from its options: fetches facts from the catalog for the pure functions of
-`data_loss` and `plan`, which make all decisions.
+"""Plans a read from its options: fetches facts from the catalog for the pure functions of `plan`,
+which make all decisions.
 """
 
 from __future__ import annotations
@@ -11,20 +11,31 @@ from functools import partial
 from tierlog.record_format.errors import MissingObject
 from tierlog.record_format.index_layouts import AbortedTxn
 from tierlog.record_format.record_walk import RowFilter
-from tierlog.spark_reader.bounds import EARLIEST, LATEST, AtTime, NoMatch, OffsetSpec
-from tierlog.spark_reader.catalog import Catalog, PartitionFacts
+from tierlog.spark_reader.access import parallel_map
+from tierlog.spark_reader.catalog import Catalog
 from tierlog.spark_reader.cold_index import may_match
-from tierlog.spark_reader.data_loss import DataLoss, DataLossPolicy, OffsetRange, Warn, clamp
-from tierlog.spark_reader.option_values import InvalidOption
+from tierlog.spark_reader.option_values import (
+    EARLIEST,
+    LATEST,
+    AtTime,
+    InvalidOption,
+    NoMatch,
+    OffsetSpec,
+)
 from tierlog.spark_reader.options import ReadOptions
-from tierlog.spark_reader.parallel import parallel_map
 from tierlog.spark_reader.plan import (
     NO_FILTERS,
     ChunkPiece,
+    DataLoss,
+    DataLossPolicy,
     Filters,
+    OffsetRange,
+    PartitionFacts,
     PartitionWork,
     Split,
     TailPiece,
+    Warn,
+    clamp,
     count_offsets,
     is_single_split,
     pack_tasks,

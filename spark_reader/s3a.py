@@ -22,6 +22,8 @@ from tierlog.object_store.s3_connection import S3Options
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tierlog.spark_reader.workarounds import Hadoop
+
 _PREFIX: Final = "fs.s3a."
 _SECRETS: Final = ("access.key", "secret.key", "session.token")
 _PROVIDERS: Final = "aws.credentials.provider"
@@ -67,48 +69,49 @@ class S3ASettings:
 
 def settings_of(session: SparkSession) -> S3ASettings:
     """The session's current settings."""
-    java_session = getattr(session, "_jsparkSession", None)  # None with Spark Connect
-    if java_session is None:
-        return S3ASettings(_of_spark(session.conf.getAll))
-    return S3ASettings(_of_hadoop(session, java_session.sessionState().newHadoopConf()))
+    from tierlog.spark_reader.workarounds import hadoop_of  # needs pyspark, unlike the options
+
+    hadoop = hadoop_of(session)
+    return S3ASettings(_of_spark(session.conf.getAll) if hadoop is None else _of_hadoop(hadoop))
 
 
-def _of_hadoop(session: Any, conf: Any) -> dict[str, str]:
+def _of_hadoop(hadoop: Hadoop) -> dict[str, str]:
+    conf = hadoop.conf
     settings = dict(conf.getPropsWithPrefix(_PREFIX))
     found = {
         name: value
         for name, value in settings.items()
         if _is_wanted(name) and not _is_default(conf, name)
     }
-    found |= _passwords(session, conf, settings.get(_OWN_PATH, ""))
+    found |= _passwords(hadoop, settings.get(_OWN_PATH, ""))
     for name, path in settings.items():
         if _is_of_bucket(name, (_OWN_PATH,)):  # it replaces the general one
             bucket = name.removesuffix(_OWN_PATH)
-            passwords = _passwords(session, conf, path)
+            passwords = _passwords(hadoop, path)
             general = {f"{bucket}{one}": passwords[one] for one in _SECRETS if one in passwords}
             own = {one: value for one, value in passwords.items() if one.startswith(bucket)}
             found = general | found | own
     return found
 
 
-def _passwords(session: Any, conf: Any, own_path: str) -> dict[str, str]:
+def _passwords(hadoop: Hadoop, own_path: str) -> dict[str, str]:
     """The secrets from credential providers, or else from the settings. `own_path`: S3A's own
     providers, which come before Hadoop's.
     """
-    conf = session._jvm.org.apache.hadoop.conf.Configuration(conf)  # noqa: SLF001  py4j's
+    conf = hadoop.jvm.org.apache.hadoop.conf.Configuration(hadoop.conf)
     paths = (own_path.strip(), conf.get(_PROVIDER_PATH))
     conf.set(_PROVIDER_PATH, ",".join(filter(None, paths)))
     found: dict[str, str] = {}
-    for name in (*_SECRETS, *_bucket_secrets(session, conf)):
+    for name in (*_SECRETS, *_bucket_secrets(hadoop.jvm, conf)):
         characters = conf.getPassword(_PREFIX + name)
         if characters is not None:
-            found[name] = session._jvm.java.lang.String.valueOf(characters)  # noqa: SLF001
+            found[name] = hadoop.jvm.java.lang.String.valueOf(characters)
     return found
 
 
-def _bucket_secrets(session: Any, conf: Any) -> list[str]:
+def _bucket_secrets(jvm: Any, conf: Any) -> list[str]:
     """The names of secrets for single buckets in Hadoop's credential providers."""
-    factory = session._jvm.org.apache.hadoop.security.alias.CredentialProviderFactory  # noqa: SLF001
+    factory = jvm.org.apache.hadoop.security.alias.CredentialProviderFactory
     aliases = [one for provider in factory.getProviders(conf) for one in provider.getAliases()]
     names = [alias.removeprefix(_PREFIX) for alias in aliases if alias.startswith(_PREFIX)]
     return [name for name in names if _is_of_bucket(name, _SECRETS)]

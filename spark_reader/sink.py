@@ -31,7 +31,6 @@ from tierlog.host.clock import wall_clock_ms
 from tierlog.record_format.batch import MAX_SEQUENCE, set_producer
 from tierlog.record_format.codecs import CODEC_IDS, CODEC_NAMES
 from tierlog.record_format.errors import closest_match
-from tierlog.spark_reader import columns
 from tierlog.spark_reader import option_values as read
 from tierlog.spark_reader.access import Access, Connections
 from tierlog.spark_reader.option_values import InvalidOption
@@ -50,6 +49,7 @@ from tierlog.spark_reader.sink_batches import (
     TopicMetadata,
     TopicPartition,
 )
+from tierlog.spark_reader.source import TYPES
 
 if TYPE_CHECKING:
     from tierlog.client.client import Client
@@ -119,7 +119,7 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
 def _check_typo(name: str) -> None:
     """Other columns are ignored, as by Kafka's sink, in particular the source's own."""
     near = closest_match(name.lower(), COLUMN_TYPES, cutoff=TYPO_LIKENESS)
-    if near and name not in columns.TYPES:
+    if near and name not in TYPES:
         raise InvalidOption(f"column {name} would not be written; did you mean {near}?")
 
 

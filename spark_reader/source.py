@@ -8,7 +8,7 @@ imported on use.
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -17,12 +17,36 @@ from pyspark.sql.datasource import (
     DataSourceStreamWriter,
     DataSourceWriter,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tierlog.spark_reader.s3a import S3ASettings
+
+
+_HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+
+TYPES: dict[str, DataType] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),  # an instant, whatever `spark.sql.timestampType` is
+    "timestampType": IntegerType(),
+    "headers": ArrayType(_HEADER),
+}
 
 
 class TierlogSource(DataSource):  # type: ignore[misc]
@@ -38,14 +62,12 @@ class TierlogSource(DataSource):  # type: ignore[misc]
         return "tierlog"
 
     def schema(self) -> StructType:
-        from tierlog.spark_reader.columns import schema
         from tierlog.spark_reader.options import wants_headers
 
-        return schema(with_headers=wants_headers(self.options))
+        return source_schema(with_headers=wants_headers(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from tierlog.spark_reader.batch_source import TierlogReader
-        from tierlog.spark_reader.columns import columns_of
         from tierlog.spark_reader.options import parse_options
 
         options = parse_options(self.options, streaming=False, s3a=self.s3a)
@@ -57,10 +79,11 @@ class TierlogSource(DataSource):  # type: ignore[misc]
         try:
             return self._stream_reader(schema)
         except TierlogError as error:
-            return _FailedStreamReader(error)
+            from tierlog.spark_reader.workarounds import FailedStreamReader
+
+            return FailedStreamReader(error)
 
     def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
-        from tierlog.spark_reader.columns import columns_of
         from tierlog.spark_reader.options import parse_options
 
         options = parse_options(self.options, streaming=True, s3a=self.s3a)
@@ -81,6 +104,35 @@ class TierlogSource(DataSource):  # type: ignore[misc]
         return TierlogStreamWriter(write_options(self.options, schema, overwrite=False))
 
 
+def source_schema(*, with_headers: bool) -> StructType:
+    names = TYPES if with_headers else tuple(TYPES)[:-1]
+    return StructType([StructField(name, TYPES[name]) for name in names])
+
+
+def columns_of(schema: StructType) -> tuple[str, ...]:
+    """The columns of a schema given with `spark.read.schema`. Raises InvalidOption unless each is a
+    column of this source with its type, nullable, and named once.
+    """
+    from tierlog.spark_reader.option_values import InvalidOption
+
+    names: tuple[str, ...] = tuple(schema.fieldNames())
+    for field in schema.fields:
+        kind = field.dataType
+        if TYPES.get(field.name) != kind:
+            allowed = ", ".join(f"{name} {type_.simpleString()}" for name, type_ in TYPES.items())
+            raise InvalidOption(
+                f"the schema's column {field.name} {kind.simpleString()} is not a column of this "
+                f"source; its columns, all nullable, are {allowed}"
+            )
+        if not field.nullable:
+            raise InvalidOption(
+                f"the schema's column {field.name} is NOT NULL, but this source's are nullable"
+            )
+        if names.count(field.name) > 1:
+            raise InvalidOption(f"the schema has the column {field.name} more than once")
+    return names
+
+
 def register(session: SparkSession) -> None:
     """Make `format("tierlog")` in this session use its current S3A settings (`fs.s3a.*`).
 
@@ -93,21 +145,6 @@ def register(session: SparkSession) -> None:
     # session to query.
     settings = {"s3a": settings_of(session)}
     session.dataSource.register(type("TierlogSourceOfSession", (TierlogSource,), settings))
-
-
-class _FailedStreamReader(DataSourceStreamReader):  # type: ignore[misc]
-    """A stream reader that could not be created, which raises the error on first use.
-
-    If `streamReader` raised it, Spark (up to 4.3) would report an UnboundLocalError of its own.
-    """
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def _fail(self, *_: object) -> NoReturn:
-        raise self._error
-
-    initialOffset = latestOffset = partitions = read = _fail  # noqa: N815  Spark's names
 
 
 def _check_streams() -> None:

@@ -25,15 +25,11 @@ from pyspark.sql.streaming.datasource import (
 
 from tierlog.host.clock import boottime_ms
 from tierlog.record_format.record_walk import I64_MAX
-from tierlog.spark_reader.access import Connections
+from tierlog.spark_reader.access import Connections, parallel_map
 from tierlog.spark_reader.batch_source import SplitPartition
-from tierlog.spark_reader.catalog import PartitionFacts
-from tierlog.spark_reader.data_loss import OffsetRange, log_to_stderr
 from tierlog.spark_reader.options import NO_LIMITS, ReadOptions, TriggerLimits
-from tierlog.spark_reader.parallel import parallel_map
-from tierlog.spark_reader.plan import skip_gap
+from tierlog.spark_reader.plan import OffsetRange, PartitionFacts, log_to_stderr, skip_gap
 from tierlog.spark_reader.planner import Planner
-from tierlog.spark_reader.quick_ack import QuickAckOnUnpickle
 from tierlog.spark_reader.stream_offsets import (
     Backlog,
     PartitionName,
@@ -42,6 +38,7 @@ from tierlog.spark_reader.stream_offsets import (
     from_document,
     limit_offsets,
 )
+from tierlog.spark_reader.workarounds import QuickAckOnUnpickle
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -229,7 +226,7 @@ class TierlogStreamReader(
         return [SplitPartition(task) for task in planner.tasks(planner.splits(ranges))]
 
     def read(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:
-        from tierlog.spark_reader.task import read_partition
+        from tierlog.spark_reader.split_reader import read_partition
 
         return read_partition(partition, self._options, self._columns)
 

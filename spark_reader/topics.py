@@ -15,10 +15,9 @@ from typing import NamedTuple
 from tierlog.client.responses import PartitionDescription
 from tierlog.manifest.topic_objects import TopicObjects
 from tierlog.record_format.errors import UnknownTopic
-from tierlog.spark_reader.access import Connections
+from tierlog.spark_reader.access import Connections, parallel_map
 from tierlog.spark_reader.option_values import InvalidOption
 from tierlog.spark_reader.options import ReadOptions
-from tierlog.spark_reader.parallel import parallel_map
 
 
 class TopicFacts(NamedTuple):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tierlog.spark_reader.workarounds import hadoop_of
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -16,11 +18,11 @@ class HadoopFolder:
     """One folder and its contents; names are relative to it."""
 
     def __init__(self, session: SparkSession, url: str) -> None:
-        context = session.sparkContext
-        self._jvm: Any = context._jvm  # noqa: SLF001  PySpark has no other way to it
-        self._root = self._jvm.org.apache.hadoop.fs.Path(url)
-        configuration = context._jsc.hadoopConfiguration()  # noqa: SLF001
-        self._files = self._root.getFileSystem(configuration)
+        hadoop = hadoop_of(session)
+        assert hadoop is not None, "jobs run in a session with a JVM"
+        self._path_class: Any = hadoop.jvm.org.apache.hadoop.fs.Path
+        self._root = self._path_class(url)
+        self._files = self._root.getFileSystem(hadoop.conf)
 
     def url(self, name: str = "") -> str:
         return str(self._files.makeQualified(self._path(name)).toString())
@@ -79,4 +81,4 @@ class HadoopFolder:
     def _path(self, name: str) -> Any:
         if not name:
             return self._root
-        return self._jvm.org.apache.hadoop.fs.Path(self._root, name)
+        return self._path_class(self._root, name)

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tierlog.record_format.errors import InvalidRequest
 from tierlog.spark_reader.access import Connections
-from tierlog.spark_reader.data_loss import DataLoss
 from tierlog.spark_reader.jobs.hadoop_files import HadoopFolder
 from tierlog.spark_reader.jobs.replay_plan import (
     ReplayPlan,
@@ -35,7 +34,7 @@ from tierlog.spark_reader.jobs.replay_plan import (
 )
 from tierlog.spark_reader.jobs.session import Progress, progress_reported
 from tierlog.spark_reader.options import NAMES, ReadOptions, parse_options
-from tierlog.spark_reader.plan import MAX_SPLIT_BYTES
+from tierlog.spark_reader.plan import MAX_SPLIT_BYTES, DataLoss
 from tierlog.spark_reader.planner import Planner
 from tierlog.spark_reader.s3a import S3ASettings, settings_of
 from tierlog.spark_reader.topics import Topics

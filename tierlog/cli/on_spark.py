@@ -366,8 +366,8 @@ def stats(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Count records, bytes, keys and sizes by hour (of record timestamps) and partition."""
+    from tierlog.spark_reader.jobs.stats import chart_svg
     from tierlog.spark_reader.jobs.stats import stats as run_stats
-    from tierlog.spark_reader.jobs.stats_chart import chart_svg
 
     options = source.of(topic)
     with (

@@ -21,14 +21,13 @@ from tierlog.cli.program import run as run_command
 from tierlog.client.client import Client
 from tierlog.record_format.errors import InvalidRequest
 from tierlog.record_format.findings import ProblemKind
-from tierlog.spark_reader.data_loss import DataLoss
 from tierlog.spark_reader.jobs import replay as replay_module
 from tierlog.spark_reader.jobs import verify as verify_module
 from tierlog.spark_reader.jobs.hadoop_files import HadoopFolder
 from tierlog.spark_reader.jobs.replay import ToFiles, ToTopic, replay
-from tierlog.spark_reader.jobs.stats import stats
-from tierlog.spark_reader.jobs.stats_chart import chart_svg
+from tierlog.spark_reader.jobs.stats import chart_svg, stats
 from tierlog.spark_reader.jobs.verify import verify
+from tierlog.spark_reader.plan import DataLoss
 
 pytestmark = pytest.mark.spark
 

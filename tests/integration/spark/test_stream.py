@@ -18,11 +18,10 @@ from tierlog.record_format.record_walk import RowFilter
 from tierlog.repair.restore import RestoreOptions, restore
 from tierlog.spark_reader import catalog
 from tierlog.spark_reader.batch_source import TierlogReader
-from tierlog.spark_reader.catalog import Catalog, PartitionFacts
-from tierlog.spark_reader.data_loss import DataLoss
+from tierlog.spark_reader.catalog import Catalog
 from tierlog.spark_reader.option_values import InvalidOption
 from tierlog.spark_reader.options import parse_options
-from tierlog.spark_reader.plan import Filters
+from tierlog.spark_reader.plan import DataLoss, Filters, PartitionFacts
 from tierlog.spark_reader.stream_offsets import StreamOffsets
 
 pytest.importorskip("pyspark.sql.streaming.datasource", reason="streams need pyspark 4.2")

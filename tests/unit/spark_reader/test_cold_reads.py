@@ -31,11 +31,10 @@ from tierlog.record_format.errors import (
 from tierlog.record_format.record_walk import RowFilter
 from tierlog.spark_reader import access
 from tierlog.spark_reader.cold_index import may_match
-from tierlog.spark_reader.data_loss import DataLoss
 from tierlog.spark_reader.jobs.replay_plan import split_into_steps, step_options
 from tierlog.spark_reader.option_values import InvalidOption
 from tierlog.spark_reader.options import parse_options
-from tierlog.spark_reader.plan import NO_FILTERS
+from tierlog.spark_reader.plan import NO_FILTERS, DataLoss
 from tierlog.spark_reader.planner import Planner
 from tierlog.spark_reader.split_reader import SplitReader
 

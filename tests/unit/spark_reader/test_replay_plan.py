@@ -4,8 +4,6 @@ from itertools import pairwise
 import pytest
 
 from tierlog.record_format.errors import CorruptDataError
-from tierlog.spark_reader.catalog import PartitionFacts
-from tierlog.spark_reader.data_loss import OffsetRange
 from tierlog.spark_reader.jobs.replay import ToFiles, _request
 from tierlog.spark_reader.jobs.replay_plan import (
     ReplayPlan,
@@ -13,7 +11,7 @@ from tierlog.spark_reader.jobs.replay_plan import (
     split_into_steps,
     step_options,
 )
-from tierlog.spark_reader.plan import Split
+from tierlog.spark_reader.plan import OffsetRange, PartitionFacts, Split
 
 
 def offset_range(partition, start, end):

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from tierlog.spark_reader.quick_ack import QuickAckOnUnpickle
+from tierlog.spark_reader.workarounds import QuickAckOnUnpickle
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="only on Linux")

@@ -1,7 +1,6 @@
 from xml.etree import ElementTree
 
-from tierlog.spark_reader.jobs.stats import HOUR_MS, HourStats
-from tierlog.spark_reader.jobs.stats_chart import MAX_BARS, chart_svg
+from tierlog.spark_reader.jobs.stats import HOUR_MS, MAX_BARS, HourStats, chart_svg
 
 
 def row(hour):

@@ -4,7 +4,7 @@ import pytest
 from pyspark.sql import datasource as spark
 
 from tierlog.record_format.record_walk import I64_MAX, I64_MIN, RowFilter
-from tierlog.spark_reader.filters import push_down
+from tierlog.spark_reader.batch_source import push_down
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -9,8 +9,8 @@ from pyspark.sql.types import (
     TimestampNTZType,
 )
 
-from tierlog.spark_reader.columns import TYPES, columns_of
 from tierlog.spark_reader.option_values import InvalidOption
+from tierlog.spark_reader.source import TYPES, columns_of
 
 HEADER = StructType([StructField("key", StringType(), False), StructField("value", BinaryType())])
 VALUE = StructField("value", BinaryType())
