@@ -8,8 +8,8 @@ its private members, or knows of its faults.
   has SPARK-58551 (`pushLimit`, Spark 5).
 * `PushFilters`: Spark refuses a reader that overrides `pushFilters` while
   `spark.sql.python.filterPushdown.enabled` (SPARK-51271) is off; goes when it is on by default.
-* `FailedStreamReader`: an error of `streamReader` becomes an UnboundLocalError, since the runner (up
-  to 4.3; not reported) stops a reader that it does not have. Goes with one that does not.
+* `FailedStreamReader`: an error of `streamReader` becomes an UnboundLocalError, since the runner
+  (up to 4.3; not reported) stops a reader that it does not have. Goes with one that does not.
 * `hadoop_of`: PySpark has no public door to Hadoop's file systems and credentials (not asked for).
 """
 
