@@ -429,6 +429,7 @@ def full(life: Life, step, number: int) -> int:
         step(life)
     assert life.broker.background.copier.wait_until_idle(timeout_s=60)
     life.disk.before_call = life.disk._maybe_fail
+    life.broker.background._check_reserve()  # as it does every few seconds
     return _go_on(life, number, next(numbers))
 
 
