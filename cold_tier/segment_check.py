@@ -168,8 +168,8 @@ class _SegmentCheck:
         self.store, self.entry = store, entry
         self.findings = Findings(partition)
 
-    def add(self, kind: ProblemKind, detail: object, *, key: str) -> None:
-        self.findings.add(
+    def _add(self, kind: ProblemKind, detail: object, *, key: str) -> None:
+        self.findings.add_problem(
             kind,
             detail,
             object_key=self.store.full_key(key),
@@ -187,11 +187,11 @@ class _SegmentCheck:
             return False
         if stat.size_bytes != size_bytes:
             detail = f"the object has {stat.size_bytes} bytes, the manifest says {size_bytes}"
-            self.add(ProblemKind.OBJECT_SIZE, detail, key=key)
+            self._add(ProblemKind.OBJECT_SIZE, detail, key=key)
             return False
         if stat.crc32c is not None and stat.crc32c != crc32c:
             detail = f"the store has CRC-32C {stat.crc32c:08x}, the manifest {crc32c:08x}"
-            self.add(ProblemKind.OBJECT_CHECKSUM, detail, key=key)
+            self._add(ProblemKind.OBJECT_CHECKSUM, detail, key=key)
         return True
 
     # --- the .indexes object ----------------------------------------------------------------------
@@ -207,13 +207,13 @@ class _SegmentCheck:
             return None
         if (actual := crc32c_of(body)) != crc32c:
             detail = f"the object has CRC-32C {actual:08x}, the manifest says {crc32c:08x}"
-            self.add(ProblemKind.OBJECT_CHECKSUM, detail, key=key)
+            self._add(ProblemKind.OBJECT_CHECKSUM, detail, key=key)
         try:
             bundle = parse_bundle(body, file=key)
             check_table(bundle.table, entry)
             self._check_sections(bundle)
         except CorruptDataError as bad:
-            self.add(ProblemKind.INDEXES_CORRUPT, bad.detail, key=key)
+            self._add(ProblemKind.INDEXES_CORRUPT, bad.detail, key=key)
             return None
         self._compare_table(bundle.table)
         return bundle.table
@@ -239,7 +239,7 @@ class _SegmentCheck:
                 f"(record count, minimum and maximum timestamp) is {found}, "
                 f"the manifest says {expected}"
             )
-            self.add(ProblemKind.CHUNK_TABLE_WRONG, detail, key=entry.indexes_key)
+            self._add(ProblemKind.CHUNK_TABLE_WRONG, detail, key=entry.indexes_key)
 
     # --- the .log object --------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class _SegmentCheck:
                 f"the object has CRC-32C {log_crc:08x}, "
                 f"the manifest says {self.entry.log_crc32c:08x}"
             )
-            self.add(ProblemKind.OBJECT_CHECKSUM, detail, key=self.entry.log_key)
+            self._add(ProblemKind.OBJECT_CHECKSUM, detail, key=self.entry.log_key)
 
     def _check_chunks(self, table: ChunkTable) -> int | None:
         log_crc, next_offset = 0, self.entry.base_offset
@@ -269,7 +269,7 @@ class _SegmentCheck:
             detail = (
                 f"the last offset is {next_offset - 1}, the manifest says {self.entry.last_offset}"
             )
-            self.add(ProblemKind.OVERLAP, detail, key=self.entry.log_key)
+            self._add(ProblemKind.OVERLAP, detail, key=self.entry.log_key)
         return log_crc
 
     def _check_chunk(self, number: int, chunk: Chunk, body: bytes, *, next_offset: int) -> None:
@@ -278,18 +278,18 @@ class _SegmentCheck:
         where = f"chunk {number} at position {chunk.position}, first offset {chunk.first_offset}"
         if (actual := crc32c_of(body)) != chunk.crc32c:
             detail = f"{where}: CRC-32C {actual:08x}, the chunk table says {chunk.crc32c:08x}"
-            self.add(ProblemKind.CHUNK_CORRUPT, detail, key=key)
+            self._add(ProblemKind.CHUNK_CORRUPT, detail, key=key)
             return
         try:
             found = describe_chunk(body, chunk.position, next_offset=next_offset, file=key)
         except CorruptDataError as bad:
-            self.add(ProblemKind.BATCH_CORRUPT, f"{where}: {bad.detail}", key=key)
+            self._add(ProblemKind.BATCH_CORRUPT, f"{where}: {bad.detail}", key=key)
             return
         self.findings.checked.records += found.record_count
         if found != chunk:
             wrong = [name for name in Chunk._fields if getattr(found, name) != getattr(chunk, name)]
             detail = f"{where}: the chunk table has a wrong {', '.join(wrong)}"
-            self.add(ProblemKind.CHUNK_TABLE_WRONG, detail, key=self.entry.indexes_key)
+            self._add(ProblemKind.CHUNK_TABLE_WRONG, detail, key=self.entry.indexes_key)
 
     def _log_crc(self) -> int | None:
         """The log's CRC, for use without a chunk table: batches were verified before the upload."""
@@ -307,10 +307,10 @@ class _SegmentCheck:
         try:
             body = read_range(self.store, key, start, end)
         except MissingObject:
-            self.add(ProblemKind.OBJECT_MISSING, "the object is missing", key=key)
+            self._add(ProblemKind.OBJECT_MISSING, "the object is missing", key=key)
             return None
         except CorruptObject as bad:
-            self.add(ProblemKind.OBJECT_CHECKSUM, bad, key=key)
+            self._add(ProblemKind.OBJECT_CHECKSUM, bad, key=key)
             return None
         self.findings.checked.read_bytes += len(body)
         return body

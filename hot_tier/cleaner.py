@@ -306,7 +306,7 @@ class Cleaner:
                 try:
                     gone = transactions.can_discard(checked.chunk, header) or header.is_control
                     has_keys = not gone and header.record_count > 0
-                    if has_keys and not table.add(expand(checked.chunk, header), header):
+                    if has_keys and not table.add_batch_keys(expand(checked.chunk, header), header):
                         self._check_filled(first_dirty)
                         return
                 except CorruptBatch as bad:

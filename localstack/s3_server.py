@@ -76,7 +76,9 @@ def go_install(package: str, version: str) -> Callable[[Path], Path]:
             raise Failure(f"{package} is built with Go, and there is no go on the PATH")
         say(f"building {package}@{version}; once, it takes some minutes")
         folder.mkdir(parents=True, exist_ok=True)
-        run([go, "install", f"{package}@{version}"], env={**os.environ, "GOBIN": str(folder)})
+        run_command(
+            [go, "install", f"{package}@{version}"], env={**os.environ, "GOBIN": str(folder)}
+        )
         return program
 
     return install
@@ -91,7 +93,7 @@ def pip_install_localstack(folder: Path) -> Path:
     venv.create(folder / "venv", with_pip=True, clear=True)
     wanted = [f"localstack-core[base-runtime]=={LOCALSTACK}", *LOCALSTACK_PINS]
     quiet = ["--quiet", "--disable-pip-version-check"]
-    run([str(python), "-m", "pip", "install", *quiet, *wanted], env=os.environ)
+    run_command([str(python), "-m", "pip", "install", *quiet, *wanted], env=os.environ)
     done.touch()
     return python
 
@@ -157,7 +159,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def run(command: list[str], *, env: Mapping[str, str]) -> None:
+def run_command(command: list[str], *, env: Mapping[str, str]) -> None:
     ended = subprocess.run(command, env=dict(env), check=False)  # noqa: S603 - our own command
     if ended.returncode != 0:
         raise Failure(f"{shlex.join(command)} ended with {ended.returncode}")

@@ -126,4 +126,6 @@ class ManifestCheck:
             self._add(ProblemKind.PIN_BROKEN, detail, key=key)
 
     def _add(self, kind: ProblemKind, detail: object, *, key: str) -> None:
-        self.findings.add(kind, detail, object_key=self._store.full_key(key) if key else None)
+        self.findings.add_problem(
+            kind, detail, object_key=self._store.full_key(key) if key else None
+        )

@@ -99,13 +99,13 @@ class KeyTable(Protocol):
 
     def clear(self, *, start_offset: int) -> None: ...
 
-    def add(self, data: bytes, header: BatchHeader) -> bool:
+    def add_batch_keys(self, data: bytes, header: BatchHeader) -> bool:
         """Add the keys of a batch's records; False if the table is full."""
 
-    def choose(self, data: bytes, header: BatchHeader, *, drop_tombstones: bool) -> Choice:
+    def choose_records(self, data: bytes, header: BatchHeader, *, drop_tombstones: bool) -> Choice:
         """Select the records that are their key's last, or newer than the table's range."""
 
-    def copy(
+    def copy_chosen(
         self, data: bytes, header: BatchHeader, choice: Choice, *, base_timestamp: int
     ) -> bytes:
         """Encode the chosen records (all if `choice.keep` is None) relative to `base_timestamp`."""
@@ -140,7 +140,7 @@ def compact_batch(
         choice = _choose_all(header)
     else:
         past_horizon = horizon is not None and policy.is_past(horizon)
-        choice = table.choose(data, header, drop_tombstones=past_horizon)
+        choice = table.choose_records(data, header, drop_tombstones=past_horizon)
     if not choice.records:
         return emptied(header) if retains_empty else None
     sets_horizon = horizon is None and bool(choice.tombstones or result.marker_of_empty_txn)
@@ -207,7 +207,7 @@ def _rewritten(
     base_timestamp = horizon_ms
     if base_timestamp is None:
         base_timestamp = base_timestamp_for(first, greatest=greatest)
-    records = table.copy(data, header, choice, base_timestamp=base_timestamp)
+    records = table.copy_chosen(data, header, choice, base_timestamp=base_timestamp)
     body = compress(header.codec, records)
     attributes = header.attributes & ~DELETE_HORIZON_BIT
     changed = header._replace(
@@ -244,7 +244,7 @@ class PlainKeyTable:
     def __len__(self) -> int:
         return len(self._offsets)
 
-    def add(self, data: bytes, header: BatchHeader) -> bool:
+    def add_batch_keys(self, data: bytes, header: BatchHeader) -> bool:
         fields = walk_batch(data, header, with_columns=True).fields
         rows = zip(fields.offset_deltas, fields.key_starts, fields.key_ends, strict=True)
         for delta, start, end in rows:
@@ -256,7 +256,7 @@ class PlainKeyTable:
             self._offsets[self._hash(data[start:end])] = offset
         return True
 
-    def choose(self, data: bytes, header: BatchHeader, *, drop_tombstones: bool) -> Choice:
+    def choose_records(self, data: bytes, header: BatchHeader, *, drop_tombstones: bool) -> Choice:
         fields = walk_batch(data, header, with_columns=True).fields
         keep = bytearray(header.record_count)
         times, tombstones = [], 0
@@ -279,7 +279,7 @@ class PlainKeyTable:
             return False
         return offset >= self._offsets.get(self._hash(data[start:end]), -1)
 
-    def copy(
+    def copy_chosen(
         self, data: bytes, header: BatchHeader, choice: Choice, *, base_timestamp: int
     ) -> bytes:
         keep = choice.keep

@@ -77,7 +77,7 @@ class Findings(msgspec.Struct):
     problems: list[Problem] = []
     left_out: int = 0
 
-    def add(
+    def add_problem(
         self,
         kind: ProblemKind,
         detail: object,

@@ -3,7 +3,7 @@
 Rules that keep it honest:
 
 * Only `compaction.make_key_table` imports this module: numba takes a second to import.
-* Records are read and checked by `read_record`; `copy_records` only gets what was checked.
+* Records are read and checked by `read_record`; `_copy_records` only gets what was checked.
 * It mirrors `compaction.PlainKeyTable`; a test feeds both the same bytes.
 
 The table uses open addressing with linear probing, in two columns: 64 bits of the key's hash, and
@@ -108,7 +108,7 @@ def _slot(h1, h2, slots, prints, offsets):  # type: ignore[no-untyped-def]
 
 
 @compiled(types.UniTuple(_I64, 2)(READ_ONLY, _BATCH, _I64, _I64, _I64, _U64, _PRINTS, _OFFSETS))
-def add_keys(  # type: ignore[no-untyped-def]  # noqa: PLR0917
+def _add_keys(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     data, batch, start_offset, used, max_keys, seed, prints, offsets
 ):
     """Add the keys of a batch's records from `start_offset` on; (status, slots now used)."""
@@ -138,7 +138,7 @@ def add_keys(  # type: ignore[no-untyped-def]  # noqa: PLR0917
 @compiled(
     types.UniTuple(_I64, 5)(READ_ONLY, _BATCH, _I64, _I64, _I64, _U64, _PRINTS, _OFFSETS, _OUT)
 )
-def choose_records(  # type: ignore[no-untyped-def]  # noqa: PLR0917
+def _choose_records(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     data, batch, start_offset, latest_offset, drop_tombstones, seed, prints, offsets, keep
 ):
     """Mark in `keep` which records stay; (status, how many, tombstones among them, their first and
@@ -197,12 +197,12 @@ def _varint_size(value):  # type: ignore[no-untyped-def]
 
 
 @compiled(_I64(READ_ONLY, _I64, _OUT, _I64, _I64, _I64, _OUT))
-def copy_records(  # type: ignore[no-untyped-def]  # noqa: PLR0917
+def _copy_records(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     data, count, keep, same_time, old_base, new_base, out
 ):
     """Write the kept records into `out`, their timestamps relative to `new_base` instead of
     `old_base` (with `same_time`, all are `old_base`); return the bytes written. `data` was checked
-    by `choose_records`.
+    by `_choose_records`.
 
     The bases may be further apart than 64 bits hold: the sums wrap, and each new delta fits.
     """
@@ -247,8 +247,8 @@ class NativeKeyTable:
     def __len__(self) -> int:
         return self._used
 
-    def add(self, data: bytes, header: BatchHeader) -> bool:
-        status, self._used = add_keys(
+    def add_batch_keys(self, data: bytes, header: BatchHeader) -> bool:
+        status, self._used = _add_keys(
             np.frombuffer(data, np.uint8),
             _facts(header),
             self.start_offset,
@@ -262,9 +262,9 @@ class NativeKeyTable:
             raise _corrupt(header)
         return bool(status == OK)
 
-    def choose(self, data: bytes, header: BatchHeader, *, drop_tombstones: bool) -> Choice:
+    def choose_records(self, data: bytes, header: BatchHeader, *, drop_tombstones: bool) -> Choice:
         keep = np.empty(header.record_count, np.uint8)
-        status, count, tombstones, first, greatest = choose_records(
+        status, count, tombstones, first, greatest = _choose_records(
             np.frombuffer(data, np.uint8),
             _facts(header),
             self.start_offset,
@@ -279,7 +279,7 @@ class NativeKeyTable:
             raise _corrupt(header)
         return Choice(count, tombstones, first, greatest, keep)
 
-    def copy(
+    def copy_chosen(
         self, data: bytes, header: BatchHeader, choice: Choice, *, base_timestamp: int
     ) -> bytes:
         keep: Any = choice.keep
@@ -289,7 +289,7 @@ class NativeKeyTable:
         old_base = header.max_timestamp if stamped else header.base_timestamp
         out = np.empty(len(data) + _VARINT_GROWTH * header.record_count, np.uint8)
         records = np.frombuffer(data, np.uint8)
-        size = copy_records(
+        size = _copy_records(
             records, header.record_count, keep, stamped, old_base, base_timestamp, out
         )
         return out[:size].tobytes()

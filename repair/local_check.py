@@ -57,7 +57,7 @@ def check_local(
         _check_view(partition, view, entry, found, deep=deep, in_force=in_force)
         if deep and view.sealed and (hole := find_hole(partition, view.base_offset)) is not None:
             at, file = view.base_offset, str(view.path)
-            found.add(ProblemKind.GAP, missing(hole), file=file, base_offset=at)
+            found.add_problem(ProblemKind.GAP, missing(hole), file=file, base_offset=at)
     return found
 
 
@@ -77,7 +77,7 @@ def _check_seam(
         hole = uncovered(manifest, *hole)
     if hole is not None:
         detail = f"offsets {hole[0]} to {hole[1] - 1} are in neither tier"
-        found.add(ProblemKind.GAP, detail, file=str(views[0].path))
+        found.add_problem(ProblemKind.GAP, detail, file=str(views[0].path))
 
 
 def _check_view(
@@ -102,7 +102,7 @@ def _check_view(
         entry_now = in_force(entry) if entry is not None else None
         if attempt == ATTEMPTS or (_is_same(view, now) and entry_now == entry):
             at, file = view.base_offset, str(view.path)
-            found.add(problem.kind, problem.detail, file=file, base_offset=at)
+            found.add_problem(problem.kind, problem.detail, file=file, base_offset=at)
             return
         view, entry = now, entry_now
 

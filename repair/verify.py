@@ -51,7 +51,7 @@ def verify_topic(broker: Broker, name: str, *, deep: bool = False) -> VerifyRepo
         for number, damaged in topic.damaged.items():
             local = Findings(number)
             file = getattr(damaged.reason, "file", None) or None
-            local.add(ProblemKind.SEGMENT_CORRUPT, str(damaged.reason), file=file)
+            local.add_problem(ProblemKind.SEGMENT_CORRUPT, str(damaged.reason), file=file)
             found.merge(local)
         for partition in topic.partitions.values():
             found.merge(_check_partition(broker, partition, topic.record, store, deep=deep))
@@ -99,17 +99,17 @@ def check_topic_object(store: ObjectStore, record: TopicRecord) -> Findings:
     try:
         there = TopicObjects(store).load_topic(record.name, record.topic_id)
     except CorruptDataError as bad:
-        found.add(ProblemKind.TOPIC_OBJECT, bad.detail, object_key=store.full_key(bad.file))
+        found.add_problem(ProblemKind.TOPIC_OBJECT, bad.detail, object_key=store.full_key(bad.file))
         return found
     if there is None:
         detail = "the bucket has no topic object: a restore would not find the topic"
-        found.add(ProblemKind.TOPIC_OBJECT, detail, object_key=key)
+        found.add_problem(ProblemKind.TOPIC_OBJECT, detail, object_key=key)
     elif there.deleted or (there.partitions, dict(there.config)) != (
         record.partitions,
         record.config,
     ):
         detail = f"the newest version ({there.version}) differs from this broker's topic"
-        found.add(ProblemKind.TOPIC_OBJECT, detail, object_key=key)
+        found.add_problem(ProblemKind.TOPIC_OBJECT, detail, object_key=key)
     return found
 
 

@@ -69,7 +69,7 @@ def read_arrow(
     splits = Planner(parsed, report=lambda _: None, warn=warn).batch()
     schema = pa.schema([SCHEMA.field(name) for name in wanted])
     reader = SplitReader(parsed, wanted, warn=warn)
-    batches = (batch for split in splits for batch in reader.read(split))
+    batches = (batch for split in splits for batch in reader.read_split(split))
     return pa.RecordBatchReader.from_batches(schema, batches)
 
 

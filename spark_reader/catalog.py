@@ -240,7 +240,9 @@ class Catalog:
 
     # --- segments ---------------------------------------------------------------------------------
 
-    def entries(self, facts: PartitionFacts, *, start: int, end: int) -> Iterator[SegmentEntry]:
+    def cold_entries(
+        self, facts: PartitionFacts, *, start: int, end: int
+    ) -> Iterator[SegmentEntry]:
         """The segments in the bucket that may hold offsets in [start, end)."""
         if facts.manifest is None:
             return
@@ -253,14 +255,14 @@ class Catalog:
     def chunks(self, entries: Iterable[SegmentEntry], *, missing: Missing) -> list[ChunkPiece]:
         """The chunks of these segments. `missing` is called for a segment without an index."""
 
-        def read(entry: SegmentEntry) -> list[ChunkPiece] | MissingObject:
+        def load(entry: SegmentEntry) -> list[ChunkPiece] | MissingObject:
             try:
-                return list(cold_index.pieces(self._connections.indexes, entry))
+                return list(cold_index.chunk_pieces(self._connections.indexes, entry))
             except MissingObject as error:
                 return error
 
         found: list[ChunkPiece] = []
-        for result in map_ahead(read, entries):
+        for result in map_ahead(load, entries):
             if isinstance(result, MissingObject):
                 missing(result)
             else:
@@ -277,8 +279,8 @@ class Catalog:
         """
         assert facts.manifest is not None, "without a manifest nothing is cold"
         read, cold_end = self._connections.indexes.transactions, facts.manifest.end_offset
-        in_range = list(self.entries(facts, start=start_offset, end=end_offset))
-        later = self.entries(facts, start=in_range[-1].next_offset, end=cold_end)
+        in_range = list(self.cold_entries(facts, start=start_offset, end=end_offset))
+        later = self.cold_entries(facts, start=in_range[-1].next_offset, end=cold_end)
         with closing(map_ahead(read, in_range)) as first:
             return aborted_transactions(
                 chain(first, map(read, later)), start_offset=start_offset, end_offset=end_offset
@@ -295,7 +297,7 @@ class Catalog:
             offset = cold_index.first_offset(
                 self._connections.store,
                 self._connections.indexes,
-                self.entries(facts, start=facts.log_start_offset, end=facts.end_offset),
+                self.cold_entries(facts, start=facts.log_start_offset, end=facts.end_offset),
                 RowFilter(start_offset=facts.log_start_offset, start_timestamp=timestamp),
                 missing=missing,
             )

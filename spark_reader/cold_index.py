@@ -21,7 +21,7 @@ from tierlog.record_format.segment_entry import SegmentEntry
 from tierlog.spark_reader.plan import ChunkPiece
 
 
-def pieces(indexes: SegmentIndexes, entry: SegmentEntry) -> Iterator[ChunkPiece]:
+def chunk_pieces(indexes: SegmentIndexes, entry: SegmentEntry) -> Iterator[ChunkPiece]:
     index = indexes.load_index(entry)
     return map(ChunkPiece, index.chunks, index.table.chunks)
 
@@ -71,7 +71,7 @@ def first_offset(
 def _first_in_segment(
     store: ObjectStore, indexes: SegmentIndexes, entry: SegmentEntry, row_filter: RowFilter
 ) -> int | None:
-    for piece in pieces(indexes, entry):
+    for piece in chunk_pieces(indexes, entry):
         chunk = piece.chunk
         if chunk.last_offset < row_filter.start_offset:
             continue

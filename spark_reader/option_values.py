@@ -92,12 +92,12 @@ def duration_ms(name: str, value: str) -> int:
 
 
 def one_of(*allowed: str) -> Callable[[str, str], str]:
-    def read(name: str, value: str) -> str:
+    def parse(name: str, value: str) -> str:
         if value.lower() not in allowed:
             raise invalid(name, value, f"one of {', '.join(allowed)}")
         return value.lower()
 
-    return read
+    return parse
 
 
 def time_ms(name: str, value: str) -> int:
@@ -119,7 +119,7 @@ def offsets_or(*words: str) -> Callable[[str, str], str | dict[str, dict[int, in
     example = f'{{"topic": {{"0": 23, "1": {special[words[0]]}}}}}'
     allowed = f"one of {', '.join(words)}, or JSON such as {example} ({numbers})"
 
-    def read(name: str, value: str) -> str | dict[str, dict[int, int]]:
+    def parse(name: str, value: str) -> str | dict[str, dict[int, int]]:
         if (word := value.lower()) in words:
             return word
         found = _by_partition(name, value, allowed=allowed, number=_offset)
@@ -132,7 +132,7 @@ def offsets_or(*words: str) -> Callable[[str, str], str | dict[str, dict[int, in
                     )
         return found
 
-    return read
+    return parse
 
 
 def times_by_partition(name: str, value: str) -> dict[str, dict[int, int]]:

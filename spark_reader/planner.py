@@ -141,7 +141,7 @@ class Planner:
         start, end = row_filter.start_offset, row_filter.end_offset
         if start >= end:
             return [], []
-        entries = self.catalog.entries(facts, start=start, end=end)
+        entries = self.catalog.cold_entries(facts, start=start, end=end)
         held = (one for one in entries if may_match(one, row_filter))
         chunks = [
             piece

@@ -149,7 +149,7 @@ class Sink:
             first_sticky=random.randrange(1 << 16),
         )
         for rows in chain((first,), batches):
-            for batch in batcher.add(rows):
+            for batch in batcher.add_rows(rows):
                 producer.send(batch)
         for batch in batcher.flush():
             producer.send(batch)

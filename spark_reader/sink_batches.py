@@ -69,7 +69,7 @@ class _Pending:
     rows: _Rows = field(default_factory=lambda: _Rows([], [], [], []))
     size_bytes: int = 0
 
-    def append(self, rows: _Rows, indices: Sequence[int], *, size_bytes: int) -> None:
+    def append_rows(self, rows: _Rows, indices: Sequence[int], *, size_bytes: int) -> None:
         columns: zip[tuple[list[Any], list[Any]]] = zip(self.rows, rows, strict=True)
         for pending, column in columns:
             pending += map(column.__getitem__, indices)
@@ -102,14 +102,14 @@ class Batcher:
         self._sticky = first_sticky
         self._size_bytes = 0
 
-    def add(self, batch: pa.RecordBatch) -> Iterator[Batch]:
+    def add_rows(self, batch: pa.RecordBatch) -> Iterator[Batch]:
         """Add the rows of one of Spark's batches and yield what is ready to be sent. Raises
         InvalidRecord.
         """
         rows = _columns(batch, now_ms=self._now_ms())
         count = max(1, rows.num_rows * BATCH_BYTES // max(1, rows.nbytes))
         for start in range(0, rows.num_rows, count):
-            yield from self._add(rows.slice(start, count))
+            yield from self._add_slice(rows.slice(start, count))
             if self._size_bytes >= FLUSH_BYTES:
                 yield from self.flush()
 
@@ -118,12 +118,12 @@ class Batcher:
         for target in list(self._pending):
             yield from self._encode(target)
 
-    def _add(self, rows: pa.RecordBatch) -> Iterator[Batch]:
+    def _add_slice(self, rows: pa.RecordBatch) -> Iterator[Batch]:
         listed, sizes = _listed(rows), _sizes_bytes(rows)
         for target, indices in self._routed(rows):
             pending = self._pending.setdefault(target, _Pending())
             size = int(sizes[indices].sum())
-            pending.append(listed, indices.tolist(), size_bytes=size)
+            pending.append_rows(listed, indices.tolist(), size_bytes=size)
             self._size_bytes += size
             if pending.size_bytes >= BATCH_BYTES:
                 yield from self._encode(target)

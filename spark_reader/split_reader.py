@@ -63,7 +63,7 @@ def read_partition(
     """The rows of a task's splits, on an executor, for batches and streams alike."""
     reader = SplitReader(options, columns, row_filter=filters.row_filter)
     for split in partition.splits:
-        yield from reader.read(split)
+        yield from reader.read_split(split)
         _freeze_once()
 
 
@@ -103,7 +103,7 @@ class SplitReader:
         self._columns, self._row_filter = columns, row_filter
         self._loss = DataLossPolicy(options.fail_on_data_loss, warn)
 
-    def read(self, split: Split) -> Iterator[pa.RecordBatch]:
+    def read_split(self, split: Split) -> Iterator[pa.RecordBatch]:
         """The rows of a split. Raises DataLoss, CorruptDataError, StoreUnavailable and the client's
         errors.
         """

@@ -193,7 +193,7 @@ class TierlogStreamReader(
         facts = self._facts[backlog.name]
         start, end = backlog.start_offset, backlog.end_offset
         cold_end = min(end, facts.cold_end_offset)
-        for entry in planner.catalog.entries(facts, start=start, end=cold_end):
+        for entry in planner.catalog.cold_entries(facts, start=start, end=cold_end):
             yield entry.base_offset, entry.next_offset, entry.size_bytes
         if end > facts.cold_end_offset:
             start = max(start, facts.cold_end_offset)

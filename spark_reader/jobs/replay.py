@@ -122,7 +122,7 @@ def replay(
         log(f"step {number + 1} of {len(plan.steps)}")
         _check_topics(plan, parse_options(step_options(step, source), streaming=False, s3a=s3a))
         with progress_reported(session, progress):
-            _Step(session, source, target, notes, number, step).run()
+            _Step(session, source, target, notes, number, step).run_step()
     records = sum(
         int(json.loads(notes.read_text(f"{_NOTES}/{_done(number)}"))["records"])
         for number in range(len(plan.steps))
@@ -212,7 +212,7 @@ class _Step:
     number: int
     reads: Step
 
-    def run(self) -> None:
+    def run_step(self) -> None:
         staging = f"{_NOTES}/step-{self.number:05d}"
         if isinstance(self.target, ToTopic):
             records = self._to_topic(self.target)

@@ -306,7 +306,7 @@ def test_a_report_is_bounded(monkeypatch):
     monkeypatch.setattr("tierlog.record_format.findings.MAX_PROBLEMS", 3)
     found = Findings(0)
     for _ in range(5):
-        found.add(ProblemKind.GAP, "x")
+        found.add_problem(ProblemKind.GAP, "x")
     whole = Findings(0)
     whole.merge(found)
     report = whole.report()

@@ -44,7 +44,7 @@ class Run:
         reader = SplitReader(self.options, COLUMNS, warn=self.lost.append)
         found = {}
         for split in self.splits:
-            for batch in reader.read(split):
+            for batch in reader.read_split(split):
                 for row in batch.to_pylist():
                     at = round(row["timestamp"].timestamp() * 1000)
                     record = (row["offset"], at, row["key"], row["value"])
@@ -154,7 +154,7 @@ def test_a_topic_deleted_after_listing_is_skipped(tiers, monkeypatch):
     assert {split.topic for split in run.splits} == {"flights"}
 
 
-@pytest.mark.parametrize("method", ["first_at_time", "entries"])
+@pytest.mark.parametrize("method", ["first_at_time", "cold_entries"])
 def test_partitions_are_planned_in_parallel(tiers, monkeypatch, method):
     barrier, real = threading.Barrier(3), getattr(Catalog, method)
 

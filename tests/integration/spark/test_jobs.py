@@ -218,7 +218,7 @@ def test_verify_reads_each_segment_once_and_reports_in_order(spark, tiers, tmp_p
         with read.open("a") as file:
             file.write(f"{partition} {entry.base_offset}\n")
         found = check_segment(store, entry, partition=partition, deep=deep)
-        found.add(ProblemKind.GAP, "", base_offset=entry.base_offset)
+        found.add_problem(ProblemKind.GAP, "", base_offset=entry.base_offset)
         return found
 
     monkeypatch.setattr(verify_module, "check_segment", recording)

@@ -51,7 +51,7 @@ def fill(table, log: bytes, start: int):
     table.clear(start_offset=start)
     for header in iter_headers(log):
         if header.last_offset >= start:
-            assert table.add(expand(log, header), header)
+            assert table.add_batch_keys(expand(log, header), header)
             table.latest_offset = header.last_offset
 
 
@@ -104,7 +104,9 @@ def test_a_delete_horizon_more_than_2_to_the_63_after_the_base_timestamp_is_set(
     plain = encode_batch([None], keys=[b"a"], timestamps=[7])
     header, choice = parse_header(plain), Choice(1, 1, 7, 7, keep=None)
     base = 7 - (2**63 - 1)
-    records = PlainKeyTable(0).copy(expand(plain, header), header, choice, base_timestamp=base)
+    records = PlainKeyTable(0).copy_chosen(
+        expand(plain, header), header, choice, base_timestamp=base
+    )
     head = header._replace(base_timestamp=base, size_bytes=HEADER_SIZE + len(records)).pack()
     batch = bytearray(head + records)
     set_checksum(batch)
@@ -125,7 +127,7 @@ def test_a_full_table_rejects_further_keys(make):
         [b"v"] * count, keys=[b"%d" % n for n in range(count)], timestamps=[1] * count
     )
     header = parse_header(batch)
-    assert not table.add(expand(batch, header), header)
+    assert not table.add_batch_keys(expand(batch, header), header)
     assert len(table) < 1000
 
 
@@ -161,8 +163,8 @@ def test_records_with_invalid_lengths_are_refused():
             for value in (0x00, 0x7F, 0xFF):
                 bad = data[:position] + bytes([value]) + data[position + 1 :]
                 try:
-                    table.add(bad, header)
-                    table.choose(bad, header, drop_tombstones=False)
+                    table.add_batch_keys(bad, header)
+                    table.choose_records(bad, header, drop_tombstones=False)
                 except CorruptBatch:
                     refused += 1
         assert refused > 20

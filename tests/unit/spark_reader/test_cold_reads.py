@@ -64,7 +64,7 @@ class Read:
             row_filter=filters.row_filter,
             warn=self.warnings.append,
         )
-        batches = [batch for split in self.splits for batch in reader.read(split)]
+        batches = [batch for split in self.splits for batch in reader.read_split(split)]
         self.rows = [row for batch in batches for row in batch.to_pylist()]
 
     def offsets(self, partition=0):

@@ -47,7 +47,7 @@ def batcher(topic="t", partitions=3, **given):
 
 
 def sent(batcher, *rows):
-    batches = [*batcher.add(rows_of(*rows)), *batcher.flush()]
+    batches = [*batcher.add_rows(rows_of(*rows)), *batcher.flush()]
     return [
         (batch.topic_partition, record)
         for batch in batches
@@ -93,17 +93,17 @@ def test_batches_and_buffered_bytes_are_limited(monkeypatch):
     monkeypatch.setattr(sink_batches, "FLUSH_BYTES", 2500)
     limited = batcher(partitions=50)
     spread = rows_of(*(row(bytes(200), partition=n) for n in range(29)))
-    ready = [*limited.add(spread)]
+    ready = [*limited.add_rows(spread)]
     pending = 29 - sum(batch.records for batch in ready)
     assert 0 < pending * 200 < 2500
-    full = [*limited.add(rows_of(*(row(bytes(500), partition=40) for _ in range(8))))]
+    full = [*limited.add_rows(rows_of(*(row(bytes(500), partition=40) for _ in range(8))))]
     assert {batch.records for batch in full if batch.topic_partition.partition == 40} == {2}
 
 
 def test_keyless_rows_move_to_the_next_partition_with_each_full_batch(monkeypatch):
     monkeypatch.setattr(sink_batches, "BATCH_BYTES", 1000)
     keyless = rows_of(*(row(bytes(500)) for _ in range(8)))
-    partitions = [batch.topic_partition.partition for batch in batcher().add(keyless)]
+    partitions = [batch.topic_partition.partition for batch in batcher().add_rows(keyless)]
     assert partitions == [0, 1, 2, 0]
 
 
