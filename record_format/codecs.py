@@ -14,6 +14,7 @@ writes, is accepted too); LZ4 frames with independent 64 KiB blocks and no conte
 
 from __future__ import annotations
 
+import io
 import struct
 import threading
 import zlib
@@ -57,6 +58,7 @@ _SNAPPY_MAX_RATIO: Final = 32
 _LZ4_MAGIC: Final = 0x184D2204
 # An LZ4 sequence yields at most 255 bytes per input byte.
 _LZ4_MAX_RATIO: Final = 256
+_LZ4_PIECE_BYTES: Final = 256 << 10
 # Each member after the first copies the rest of the input, and clients write only one.
 _GZIP_MAX_MEMBERS: Final = 64
 _ZSTD_BLOCK_MAX: Final = 128 * 1024
@@ -218,20 +220,22 @@ def _lz4_fits(data: Buffer, max_bytes: int) -> bool:
 
 
 def _lz4_decompress_to(data: Buffer, max_bytes: int) -> bytes:
-    """Decompress with a limit. Slower: the library allocates the limit, and copies the output."""
-    frame = lz4.frame.LZ4FrameDecompressor()
-    limit = min(max_bytes, _LZ4_MAX_RATIO * len(data)) + 1
+    """Decompress with a limit. Slower, but it takes no more memory than the output."""
+    frame, expanded, rest = lz4.frame.LZ4FrameDecompressor(), io.BytesIO(), data
     try:
-        expanded: bytes = frame.decompress(data, max_length=limit)
+        while not frame.eof and expanded.tell() <= max_bytes:
+            piece = frame.decompress(rest, max_length=_LZ4_PIECE_BYTES)
+            expanded.write(piece)
+            rest = b""  # the frame keeps what it has not used
+            if not piece and frame.needs_input:
+                raise CorruptBatch("lz4: the frame is truncated")
     except (RuntimeError, ValueError) as error:
         raise CorruptBatch(f"lz4: {error}") from error
-    if len(expanded) > max_bytes:
+    if expanded.tell() > max_bytes:
         raise DecompressedTooLarge(LZ4, max_bytes=max_bytes)
-    if not frame.eof:
-        raise CorruptBatch("lz4: the frame is truncated")
     if frame.unused_data:
         raise CorruptBatch("lz4: bytes after the frame")
-    return expanded
+    return expanded.getvalue()
 
 
 def _zstd_compress(data: Buffer) -> bytes:

@@ -196,7 +196,8 @@ class ProduceLimits(NamedTuple):
     timestamp_type: int = CREATE_TIME
     before_max_ms: int = I64_MAX
     after_max_ms: int = I64_MAX
-    max_expanded_bytes: int = codecs.MAX_EXPANDED_BYTES
+    max_expanded_bytes: int = codecs.MAX_EXPANDED_BYTES  # of the request
+    max_expanded_batch_bytes: int = I64_MAX
     max_records: int = 2**31 - 1
     require_keys: bool = False
 
@@ -305,13 +306,14 @@ def walk_all(body: bytearray, headers: Sequence[BatchHeader], limits: ProduceLim
 
 
 def _expand(part: memoryview, header: BatchHeader, left: int, limits: ProduceLimits) -> Buffer:
-    """Decompress a batch, within the request's limit and the limit of what readers decompress."""
+    """Decompress a batch, within the limits of the request, the batch, and its readers."""
+    most = min(limits.max_expanded_batch_bytes, codecs.MAX_EXPANDED_BYTES)
     try:
-        return codecs.decompress(header.codec, part, max_bytes=min(left, codecs.MAX_EXPANDED_BYTES))
+        return codecs.decompress(header.codec, part, max_bytes=min(left, most))
     except codecs.DecompressedTooLarge as error:
         limit, what = limits.max_expanded_bytes, "the request's batches decompress"
-        if left > codecs.MAX_EXPANDED_BYTES:
-            limit, what = codecs.MAX_EXPANDED_BYTES, "a batch decompresses"
+        if left > most:
+            limit, what = most, "a batch decompresses"
         raise RequestTooLarge(
             f"{what} to more than {limit} bytes",
             limit_bytes=limit,

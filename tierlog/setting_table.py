@@ -368,7 +368,8 @@ TABLE: Final[tuple[Setting, ...]] = (
     _http(
         "http.decoding.max.bytes",
         Kind.BYTES,
-        "Memory for records that are read as text, of all requests together; beyond it they wait.",
+        "Memory for records that are read as text, and for what is produced and expands to more "
+        "than 32 MiB, of all requests together; beyond it they wait.",
         least=1,
     ),
     _http("http.records.max", Kind.COUNT, "Records of a request; beyond it 413.", least=1),

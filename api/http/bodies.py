@@ -222,10 +222,10 @@ def _decode_members(
     *,
     max_bytes: int,
     piece_bytes: int,
-) -> bytes:
+) -> bytearray:
     """Decode all members, in pieces so small that none expands to more than some tens of MiB."""
-    parts: list[bytes] = []
-    position = members = size = 0
+    expanded = bytearray()
+    position = members = 0
     while position < len(body) or not members:
         members += 1
         if members > _MEMBERS_MAX:
@@ -235,15 +235,13 @@ def _decode_members(
             piece = bytes(body[position : position + piece_bytes])
             if not piece:
                 raise EOFError("the stream is truncated")
-            part = decoder.decompress(piece)
-            size += len(part)
-            if size > max_bytes:
+            expanded += decoder.decompress(piece)
+            if len(expanded) > max_bytes:
                 raise RequestTooLarge(
                     f"the body expands to more than {max_bytes} bytes",
                     limit_bytes=max_bytes,
-                    size_bytes=size,
+                    size_bytes=len(expanded),
                 )
-            parts.append(part)
             position += len(piece)
         position -= len(decoder.unused_data)
-    return b"".join(parts)
+    return expanded

@@ -4,7 +4,8 @@ arrived, records being decoded, and responses that wait for their clients.
 * For records that are decoded and written as text everybody waits for a turn, in the order of
   asking, before anything is built. A page is built in a moment, and then counts as an unsent
   response. The text of a large record is made as its client reads: such streams get at most half,
-  so that clients which do not read keep nobody from a page.
+  so that clients which do not read keep nobody from a page. So does what was produced and expands
+  to more than `EXPANDED_BYTES`: it is found out by trying.
 * A client that reads slowly, or not at all, must not cost the broker memory. A response that does
   not fit is spilled to an unnamed file and sent from there; the kernel can reclaim its page cache.
   Until it is written, it counts as in flight: a disk may be slow. The files are limited too; beyond
@@ -32,6 +33,7 @@ from tierlog.host.file_slice import FileSlice, OpenFile
 from tierlog.record_format.errors import Throttled
 
 PAGE_BASE_BYTES = 64 << 20  # of any page: an expanded batch, and the positions of its fields
+EXPANDED_BYTES = 32 << 20  # of a produced batch or body: so much expands without a turn
 PAGE_FACTOR = 8  # of the records of a page: themselves, and their text
 
 
@@ -63,7 +65,8 @@ class InflightBytes:
 
 class DecodingMemory:
     def __init__(self, limit_bytes: int) -> None:
-        self._all, self._streams = _Queue(limit_bytes), _Queue(limit_bytes // 2)
+        self._all, half = _Queue(limit_bytes), limit_bytes // 2
+        self._streams, self._expansions = _Queue(half), _Queue(half)
 
     @property
     def held(self) -> int:
@@ -78,6 +81,12 @@ class DecodingMemory:
     @asynccontextmanager
     async def for_stream(self, size_bytes: int) -> AsyncIterator[None]:
         async with self._streams.holding(size_bytes), self._all.holding(size_bytes):
+            yield
+
+    @asynccontextmanager
+    async def for_expansion(self, size_bytes: int) -> AsyncIterator[None]:
+        """For what was produced and decompresses to at most `size_bytes`."""
+        async with self._expansions.holding(size_bytes), self._all.holding(size_bytes):
             yield
 
 

@@ -92,7 +92,10 @@ class ProduceRequest(NamedTuple):
 _NO_PRODUCER: Final = ProducerState(NO_PRODUCER_ID, -1, NO_SEQUENCE)
 
 
-def limits_of(config: LogConfig, settings: HttpSettings, *, now_ms: int) -> ProduceLimits:
+def limits_of(
+    config: LogConfig, settings: HttpSettings, *, now_ms: int, batch_max_bytes: int
+) -> ProduceLimits:
+    """No batch may decompress to more than `batch_max_bytes`."""
     return ProduceLimits(
         max_message_bytes=config.max_message_bytes,
         now_ms=now_ms,
@@ -100,6 +103,7 @@ def limits_of(config: LogConfig, settings: HttpSettings, *, now_ms: int) -> Prod
         before_max_ms=config.message_timestamp_before_max_ms,
         after_max_ms=config.message_timestamp_after_max_ms,
         max_expanded_bytes=settings.expanded_max_bytes,
+        max_expanded_batch_bytes=batch_max_bytes,
         max_records=settings.records_max,
         require_keys=config.compacts,
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from msgspec import UNSET
@@ -19,6 +20,7 @@ from tierlog.api.http import bodies, header_values, strict_json
 from tierlog.api.http.context import UNKNOWN_SIZE, Context
 from tierlog.api.http.control_routes import no_body
 from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.memory_limits import EXPANDED_BYTES
 from tierlog.api.http.problems import UnsupportedMediaType
 from tierlog.api.http.produce.append import (
     AS_PRODUCED,
@@ -48,7 +50,7 @@ from tierlog.broker.topic_registry import INTERNAL_PREFIX
 from tierlog.broker.topics import Topic
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.record_format.encode import Headers
-from tierlog.record_format.errors import Forbidden, UnknownPartition
+from tierlog.record_format.errors import Forbidden, RequestTooLarge, UnknownPartition
 from tierlog.record_format.produced import ProducedBatches
 from tierlog.record_format.topic_rules import partition_for_key
 
@@ -89,11 +91,19 @@ async def _produce(
     request = read_head(context, exchange, partition)
     encoding = header_values.content_encoding(exchange.header(b"content-encoding"))
     async with bodies.received_body(exchange, context.settings, context.inflight) as body:
-        appends = await context.compute(
-            _work_bytes(request, body, encoding),
-            lambda: _prepare(context, request, body=body, encoding=encoding),
-        )
-        return await append(context, request, appends)
+        prepare = partial(_prepare, context, request, body=body, encoding=encoding)
+        most = context.settings.expanded_max_bytes
+        try:
+            usual = partial(prepare, expanded_max_bytes=min(EXPANDED_BYTES, most))
+            appends = await context.compute(_work_bytes(request, body, encoding), usual)
+        except RequestTooLarge as error:
+            if error.limit_bytes != EXPANDED_BYTES:
+                raise
+        else:
+            return await append(context, request, appends)
+        async with context.decoding.for_expansion(most):
+            far = partial(prepare, expanded_max_bytes=most)
+            return await append(context, request, await context.compute(UNKNOWN_SIZE, far))
 
 
 def read_head(context: Context, exchange: Exchange, partition: Partition | None) -> ProduceRequest:
@@ -183,13 +193,23 @@ def _work_bytes(request: ProduceRequest, body: bytes | bytearray, encoding: str)
 
 
 def _prepare(
-    context: Context, request: ProduceRequest, *, body: bytes | bytearray, encoding: str
+    context: Context,
+    request: ProduceRequest,
+    *,
+    body: bytes | bytearray,
+    encoding: str,
+    expanded_max_bytes: int,
 ) -> dict[int, ProducedBatches]:
     """Parse and check the body: the batches of each partition. May run in a thread."""
     settings = context.settings
-    body = bodies.expand(body, encoding, max_bytes=settings.expanded_max_bytes)
+    body = bodies.expand(body, encoding, max_bytes=expanded_max_bytes)
     config = request.topic.config
-    limits = limits_of(config, settings, now_ms=settings.clock())
+    limits = limits_of(
+        config,
+        settings,
+        now_ms=settings.clock(),
+        batch_max_bytes=expanded_max_bytes,
+    )
     if request.media_type == header_values.BATCHES:
         assert request.partition is not None, "checked by `read_head`"
         produced = check_batches(

@@ -135,3 +135,31 @@ def test_the_console_shows_how_it_begins(broker: BrokerProcess) -> None:
     assert page.status_code == 200
     assert "00000000  00 00" in page.text
     assert peak_mib(broker) < MOST_MIB
+
+
+def test_twelve_produces_of_such_a_record_cost_less_than_a_gibibyte_and_keep_nobody_waiting(
+    tmp_path: Path,
+) -> None:
+    process = BrokerProcess(tmp_path, TIERLOG_DISK_RESERVE_BYTES="1MiB").start()
+    large = batch_of_nuls(codecs.LZ4)
+    accepted: list[int] = []
+
+    def produce() -> None:
+        with httpx2.Client(base_url=process.url, timeout=PATIENCE_S) as client:
+            sent = client.post(records_path("t"), content=large, headers={"content-type": BATCHES})
+            accepted.append(sent.status_code)
+
+    with httpx2.Client(base_url=process.url, timeout=PATIENCE_S) as client:
+        assert client.post("/v1/topics", json={"name": "t"}).status_code == 201
+        producing = threading.Thread(target=in_threads, args=(READERS, produce))
+        producing.start()
+        served_meanwhile = 0
+        while producing.is_alive():
+            small = client.post(records_path("t"), json={"records": [{"value": "small"}]})
+            assert small.status_code == 200, small.text
+            served_meanwhile += len(accepted) < READERS
+        producing.join()
+    assert accepted == [200] * READERS
+    assert served_meanwhile > 0
+    assert peak_mib(process) < MOST_MIB
+    assert process.stop() == 0

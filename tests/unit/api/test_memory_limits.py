@@ -76,3 +76,17 @@ def test_who_gives_up_holds_nothing() -> None:
         assert memory.held == 0
 
     asyncio.run(run())
+
+
+def test_what_expands_far_takes_turns_beside_streams_that_nobody_reads() -> None:
+    async def run() -> None:
+        memory, holders = DecodingMemory(4 * PAGE_BASE_BYTES), Holders()
+        stream = holders.hold(memory.for_stream(2 * PAGE_BASE_BYTES))
+        expansions = [holders.hold(memory.for_expansion(2 * PAGE_BASE_BYTES)) for _ in range(2)]
+        assert await in_steps(stream, *expansions) == [True, True, False]
+        page = holders.hold(memory.for_page(0))
+        assert await in_steps(page) == [False]
+        await holders.held[1].aclose()
+        assert await in_steps(page, expansions[1]) == [True, False], "the page asked first"
+
+    asyncio.run(run())
