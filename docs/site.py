@@ -20,7 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build"
-SOURCES = ("docs/**/*", "*.md", "bench/README.md", "localstack/README.md", "examples/*/README.md")
+SOURCES = ("docs/**/*", "*.md", "bench/README.md", "localstack/README.md")
+EXAMPLES = ("examples/README.md", "examples/*/*")
 NO_PAGES = {".py", ".pyc", ".toml"}
 
 # A section takes the pages named, in this order, and then what its pattern matches.
@@ -34,6 +35,7 @@ SECTIONS = {
         "docs/spark.md",
         "docs/guides/from-kafka-source.md",
     ],
+    "Examples": ["examples/README.md", "examples/*/README.md"],
     "Operate": [
         "docs/guides/running.md",
         "docs/guides/keeping-records.md",
@@ -79,7 +81,9 @@ def main() -> int:
 
 def sources() -> list[Path]:
     """What the site is made of, relative to the repository."""
-    found = {path for pattern in SOURCES for path in ROOT.glob(pattern) if path.is_file()}
+    found = {
+        path for pattern in (*SOURCES, *EXAMPLES) for path in ROOT.glob(pattern) if path.is_file()
+    }
     return sorted(path.relative_to(ROOT) for path in found if path.suffix not in NO_PAGES)
 
 
