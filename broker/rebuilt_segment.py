@@ -1,7 +1,7 @@
 """Turns a segment that the manifest names back into Kafka's files, in a scratch folder of its own.
 
 * Its bytes must have the manifest's CRC-32C (`verified_pieces`), or be its salvaged batches
-  (`object_salvage`).
+  (`ObjectSalvage` of `repair`).
 * Apart from those, only the producer snapshot before it is taken from the bucket: the folder is
   opened as after a crash, which checks every batch and rebuilds the indexes.
 """

@@ -12,7 +12,7 @@
 |         |            | end                      |                                               |
 
 A bad manifest, page or pin is reported (`none`), but not repaired. Corrupt local segments have
-their own table (`corrupt_segments`).
+their own table (`local_repair`).
 
 * Only the owner repairs: steps are commits under its epoch.
 * A segment is uploaded again only if its bytes have the manifest's CRC-32C, or its batches have
@@ -22,10 +22,13 @@ their own table (`corrupt_segments`).
   nothing.
 * Data that might still be readable in some other way is dropped only if that loss was accepted.
   Before anything is dropped it is read once more in full: the fault may have been temporary.
+* The sound batches of a corrupt `.log` object are found as those of a segment on disk are, by the
+  rules of `hot_tier.salvage`. Each pass downloads it again: a plan needs no local disk space.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -44,8 +47,12 @@ from tierlog.broker.rebuilt_segment import (
     with_producers_of,
 )
 from tierlog.cold_tier.index_bundle import ParsedBundle
+from tierlog.cold_tier.ranged_reader import read_range
 from tierlog.cold_tier.segment_check import check_segment
 from tierlog.host.file_slice import FileSlice
+from tierlog.hot_tier.batch_walk import CheckedBatch
+from tierlog.hot_tier.open_files import SECTOR_BYTES
+from tierlog.hot_tier.salvage import LostRange, SalvageScan, fill_lost_ranges
 from tierlog.manifest import transitions
 from tierlog.manifest.garbage import GarbagePlan, GarbagePolicy
 from tierlog.manifest.keys import PartitionKeys
@@ -55,16 +62,22 @@ from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptDataError,
+    CorruptObject,
     OffsetTrimmed,
     UnknownSegment,
     eio_as,
 )
 from tierlog.record_format.findings import Problem, ProblemKind
 from tierlog.record_format.segment_entry import SegmentEntry
-from tierlog.repair.bucket_check import CheckOptions, check_partition
-from tierlog.repair.corrupt_segments import CorruptSegments, InBucket
-from tierlog.repair.object_salvage import ObjectSalvage
-from tierlog.repair.repair_step import ACCEPT_LOSS, Action, RepairStep, spans_of
+from tierlog.repair.local_repair import (
+    ACCEPT_LOSS,
+    Action,
+    CorruptSegments,
+    InBucket,
+    RepairStep,
+    spans_of,
+)
+from tierlog.repair.verify import CheckOptions, check_partition
 
 log = structlog.get_logger(__name__)
 
@@ -133,8 +146,7 @@ class BucketRepair:
         planned += [PlannedStep(one) for one in self._corrupt.plan(bucket, deep=deep)]
         if manifest is not None:
             garbage = self._cold.collection_plan(manifest, self._policy)
-            if (step := self._collection(garbage)) is not None:
-                planned.append(PlannedStep(step))
+            planned += [PlannedStep(one) for one in self._collection(garbage)]
         return planned
 
     def _hole(self, manifest: Manifest) -> RepairStep | None:
@@ -216,15 +228,13 @@ class BucketRepair:
         log_key = self._store.full_key(entry.log_key)
         return {problem.kind for problem in problems if problem.object_key == log_key}
 
-    def _collection(self, garbage: GarbagePlan) -> RepairStep | None:
-        count = len(garbage.objects) + len(garbage.orphans)
-        if not count:
-            return None
-        return RepairStep(
-            action=Action.COLLECT,
-            partition=self._partition.number,
-            detail=f"{len(garbage.objects)} dropped objects and {len(garbage.orphans)} orphans",
-        )
+    def _collection(self, garbage: GarbagePlan) -> Iterator[RepairStep]:
+        if garbage.objects or garbage.orphans:
+            yield RepairStep(
+                action=Action.COLLECT,
+                partition=self._partition.number,
+                detail=f"{len(garbage.objects)} dropped objects and {len(garbage.orphans)} orphans",
+            )
 
     # --- applying it ------------------------------------------------------------------------------
 
@@ -270,7 +280,11 @@ class BucketRepair:
                 self._upload_salvaged(planned, entry)
         else:
             local = step.action is Action.UPLOAD_AGAIN
-            pieces = self._local_pieces(entry) if local else object_pieces(self._store, entry)
+            pieces = (
+                verified_pieces(self._local(entry), entry)
+                if local
+                else object_pieces(self._store, entry)
+            )
             self._upload_again(transitions.replace_objects, planned, entry, pieces)
         done = step.mark_done()
         log.info("repaired", partition=str(self._partition), step=done.action, detail=done.detail)
@@ -318,14 +332,11 @@ class BucketRepair:
         """Whether the local log has exactly the bytes of the manifest's CRC-32C."""
         try:
             with eio_as(CorruptDataError, file=str(self._partition.log.folder)):
-                for _ in self._local_pieces(entry):
+                for _ in verified_pieces(self._local(entry), entry):
                     pass
         except (UnknownSegment, OffsetTrimmed, CorruptDataError):
             return False
         return True
-
-    def _local_pieces(self, entry: SegmentEntry) -> Iterator[bytes]:
-        return verified_pieces(self._local(entry), entry)
 
     def _local(self, entry: SegmentEntry) -> Iterator[bytes]:
         log_, offset = self._partition.log, entry.base_offset
@@ -343,3 +354,78 @@ class BucketRepair:
                 return
             yield from (piece.read() for piece in read.slices)
             offset = read.next_offset
+
+
+class ObjectSalvage:
+    """The object of `entry`, of which the store has `size_bytes`. Reads all of it. Raises
+    StoreUnavailable, MissingObject, CorruptObject.
+    """
+
+    def __init__(self, store: ObjectStore, entry: SegmentEntry, *, size_bytes: int) -> None:
+        self._store, self._entry = store, entry
+        self._size_bytes = min(size_bytes, entry.size_bytes)
+        self.lost: list[LostRange] = []
+        self._epochs: list[tuple[int, int]] = []  # (first offset, epoch) of the good batches
+        for piece in self._pieces():
+            if isinstance(piece, LostRange):
+                self.lost.append(piece)
+            elif not self._epochs or piece.header.leader_epoch != self._epochs[-1][1]:
+                self._epochs.append((piece.header.base_offset, piece.header.leader_epoch))
+
+    @property
+    def has_good_batches(self) -> bool:
+        return bool(self._epochs)
+
+    def batches(self) -> Iterator[bytes]:
+        """The log's batches; empty batches replace the lost ones. Raises CorruptDataError at the
+        end if other bytes were corrupt this time.
+        """
+        for batch in fill_lost_ranges(self._as_before(), epoch_of=self._epoch_of):
+            yield bytes(batch.body)
+
+    def _as_before(self) -> Iterator[CheckedBatch | LostRange]:
+        lost = []
+        for piece in self._pieces():
+            if isinstance(piece, LostRange):
+                lost.append(piece)
+            yield piece
+        if lost != self.lost:
+            raise CorruptDataError("reads differently each time", file=self._entry.log_key)
+
+    def _epoch_of(self, offset: int) -> int:
+        """The epoch of the sound batch before the offset, or else of the first."""
+        number = bisect_right(self._epochs, offset, key=lambda epoch: epoch[0])
+        return self._epochs[max(0, number - 1)][1]
+
+    def _pieces(self) -> SalvageScan:
+        return SalvageScan(
+            _ObjectBytes(self._store, self._entry.log_key, self._size_bytes),
+            size_bytes=self._size_bytes,
+            start_offset=self._entry.base_offset,
+            end_offset=self._entry.next_offset,
+            reaches_end=self._size_bytes < self._entry.size_bytes,
+        )
+
+
+class _ObjectBytes:
+    """Reads the object; caches the last piece. What a folder's disk cannot read is zeros."""
+
+    def __init__(self, store: ObjectStore, key: str, size_bytes: int) -> None:
+        self._store, self.name, self._size_bytes = store, key, size_bytes
+        self._piece, self._start = b"", 0
+
+    def read(self, size_bytes: int, position: int) -> bytes:
+        end = min(position + size_bytes, self._size_bytes)
+        if not self._start <= position <= end <= self._start + len(self._piece):
+            until = min(max(end, position + PIECE_BYTES), self._size_bytes)
+            self._piece, self._start = self._read(position, until), position
+        return self._piece[position - self._start : end - self._start]
+
+    def _read(self, start: int, end: int) -> bytes:
+        try:
+            return read_range(self._store, self.name, start, end)
+        except CorruptObject:
+            if end - start <= SECTOR_BYTES:
+                return bytes(end - start)
+            middle = (start + end) // 2
+            return self._read(start, middle) + self._read(middle, end)

@@ -4,33 +4,56 @@
   that it can be run from anywhere, even if the broker is lost.
 * It only reads. Findings are returned; it raises only if it cannot check (the store does not
   respond), or the topic does not exist.
+* Segments are checked in parallel, a bounded number at a time; problems are in offset order.
+* A check may take longer than dropped objects are retained, so a problem of a segment counts only
+  if the manifest in force still names the segment afterwards.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
+from typing import NamedTuple
 
 from tierlog.broker.broker import Broker
 from tierlog.broker.partition import Partition
 from tierlog.broker.topic_registry import TopicRecord
+from tierlog.cold_tier.segment_check import check_segment
+from tierlog.host.threads import Threads
 from tierlog.manifest.keys import PartitionKeys, topic_versions
-from tierlog.manifest.state import live_size_bytes
+from tierlog.manifest.partition_check import ManifestCheck
+from tierlog.manifest.state import Manifest, live_size_bytes
 from tierlog.manifest.store import ManifestStore, StoreOptions
 from tierlog.manifest.topic_objects import TopicObject, TopicObjects
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import CorruptDataError, UnknownTopic
 from tierlog.record_format.findings import Findings, ProblemKind, VerifyReport
-from tierlog.repair.bucket_check import (
-    CheckOptions,
-    Progress,
-    check_partition,
-    entry_in_force,
-    no_progress,
-)
+from tierlog.record_format.segment_entry import SegmentEntry
 from tierlog.repair.local_check import check_local
 
 Clock = Callable[[], int]
+
+
+WORKERS = 8
+
+
+Progress = Callable[[int], None]
+"""Called with the bytes of segments checked since the last call."""
+
+
+def no_progress(_size_bytes: int) -> None:
+    """Ignores progress."""
+
+
+class CheckOptions(NamedTuple):
+    """`at_least`: the manifest version that the caller has seen in force."""
+
+    clock: Callable[[], int]
+    deep: bool = False
+    progress: Progress = no_progress
+    at_least: int = 0
 
 
 def verify_topic(broker: Broker, name: str, *, deep: bool = False) -> VerifyReport:
@@ -113,6 +136,23 @@ def check_topic_object(store: ObjectStore, record: TopicRecord) -> Findings:
     return found
 
 
+def verify_bucket(
+    store: ObjectStore,
+    topic: TopicObject,
+    *,
+    deep: bool,
+    clock: Clock,
+    progress: Progress = no_progress,
+) -> VerifyReport:
+    """Verify the cold tier of a topic. Raises StoreUnavailable, ConfigurationError."""
+    found = Findings(-1)
+    for number in range(topic.partitions):
+        keys = PartitionKeys(topic.name, topic.topic_id, number)
+        options = CheckOptions(clock=clock, deep=deep, progress=progress)
+        found.merge(check_partition(store, keys, options)[0])
+    return found.report()
+
+
 # --- without a broker -----------------------------------------------------------------------------
 
 
@@ -129,18 +169,65 @@ def size_of(store: ObjectStore, topic: TopicObject, *, clock: Clock) -> int:
     return total
 
 
-def verify_bucket(
+def check_partition(
+    store: ObjectStore, keys: PartitionKeys, options: CheckOptions
+) -> tuple[Findings, Manifest | None, list[SegmentEntry]]:
+    """The findings, and the manifest and entries that could be read, for further checks.
+
+    Raises StoreUnavailable, ConfigurationError.
+    """
+    check = ManifestCheck(store, keys, clock=options.clock, at_least=options.at_least)
+    manifest = check.manifest()
+    if manifest is None:
+        return check.findings, None, []
+    entries = list(check.checked_entries(manifest))
+    manifests = ManifestStore(store, keys, StoreOptions(clock=options.clock))
+    _check_segments(store, manifests, entries, check.findings, options=options)
+    check.pins()
+    return check.findings, manifest, entries
+
+
+def _check_segments(
     store: ObjectStore,
-    topic: TopicObject,
+    manifests: ManifestStore,
+    entries: list[SegmentEntry],
+    findings: Findings,
     *,
-    deep: bool,
-    clock: Clock,
-    progress: Progress = no_progress,
-) -> VerifyReport:
-    """Verify the cold tier of a topic. Raises StoreUnavailable, ConfigurationError."""
-    found = Findings(-1)
-    for number in range(topic.partitions):
-        keys = PartitionKeys(topic.name, topic.topic_id, number)
-        options = CheckOptions(clock=clock, deep=deep, progress=progress)
-        found.merge(check_partition(store, keys, options)[0])
-    return found.report()
+    options: CheckOptions,
+) -> None:
+    """Check the objects of each entry; at most WORKERS at a time, results in order."""
+
+    def check(entry: SegmentEntry) -> Findings:
+        found = check_segment(store, entry, partition=findings.partition, deep=options.deep)
+        options.progress(entry.size_bytes)
+        if found.problems and not _is_still_named(manifests, entry):
+            found.problems.clear()
+        return found
+
+    with Threads(WORKERS, name="verify") as pool:
+        waiting: deque[Future[Findings]] = deque()
+        try:
+            for entry in entries:
+                waiting.append(pool.submit(check, entry))
+                if len(waiting) >= 2 * WORKERS:
+                    findings.merge(waiting.popleft().result())
+            while waiting:
+                findings.merge(waiting.popleft().result())
+        finally:
+            for one in waiting:
+                one.cancel()
+
+
+def _is_still_named(manifests: ManifestStore, entry: SegmentEntry) -> bool:
+    """Whether the manifest in force names this object; True if no manifest can be read."""
+    there = entry_in_force(manifests, entry)
+    return there is not None and there.log_key == entry.log_key
+
+
+def entry_in_force(manifests: ManifestStore, entry: SegmentEntry) -> SegmentEntry | None:
+    """The manifest's present entry for the offsets of `entry`; `entry` if it cannot be read."""
+    try:
+        manifest = manifests.load_manifest()
+        return manifests.find_segment(manifest, entry.base_offset) if manifest else entry
+    except CorruptDataError:
+        return entry

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tierlog.broker.broker import Broker
     from tierlog.manifest.garbage import GarbagePlan, GarbagePolicy
     from tierlog.object_store.store import ObjectStore
-    from tierlog.repair.repair_step import RepairStep
+    from tierlog.repair.local_repair import RepairStep
     from tierlog.repair.restore import RestoreReport
 
 
@@ -119,7 +119,7 @@ class OwnerOptions:
 
     def repair_plan(self, data_dir: Path, topic: str, *, deep: bool) -> list[RepairStep]:
         """The steps of a repair; changes nothing. Raises ConfigurationError."""
-        from tierlog.repair.offline_plan import plan_repair
+        from tierlog.repair.repair import plan_repair
 
         settings, store = self._open_store(data_dir)
         return plan_repair(settings, store, topic, deep=deep)

@@ -13,8 +13,7 @@ from tierlog.broker.broker import Broker
 from tierlog.broker.settings import BrokerSettings
 from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import ConfigurationError, FencedError
-from tierlog.repair.offline_plan import plan_repair
-from tierlog.repair.repair import repair_topic
+from tierlog.repair.repair import plan_repair, repair_topic
 
 CONFIG = {"segment.bytes": 1024, "retention.ms": -1}
 

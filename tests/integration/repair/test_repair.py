@@ -30,8 +30,8 @@ from tierlog.record_format.errors import (
     MissingObject,
     Throttled,
 )
-from tierlog.repair import bucket_repair, object_salvage, repair
-from tierlog.repair.object_salvage import ObjectSalvage
+from tierlog.repair import bucket_repair, repair
+from tierlog.repair.bucket_repair import ObjectSalvage
 from tierlog.repair.repair import repair_topic
 from tierlog.repair.restore import RestoreOptions, restore
 from tierlog.repair.verify import verify_topic
@@ -172,7 +172,7 @@ def test_batches_of_an_object_beside_a_bad_sector_are_kept(filled, monkeypatch):
     entry, before = entries(filled)[1], filled.records("t")
     path = path_of(filled, entry.log_key)
     with monkeypatch.context() as disk:
-        disk.setattr(object_salvage, "SECTOR_BYTES", 64)
+        disk.setattr(bucket_repair, "SECTOR_BYTES", 64)
         cannot_read(disk, path, kept=filled.root / "kept", where=range(99, 100))
         (step,) = repair_topic(filled.broker, "t", apply=True, deep=True, accept_loss=True)
     assert (step.action, step.done) == ("drop-batches", True)
