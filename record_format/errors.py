@@ -68,6 +68,10 @@ class InvalidRequest(RequestError):
         self.problems = problems
 
 
+class InvalidOption(InvalidRequest):
+    """An option of the Spark source that is unknown, is invalid, or conflicts with another."""
+
+
 class InvalidRecord(InvalidRequest):
     """A record that may not be appended: control batch, timestamp out of bounds, empty request."""
 
@@ -358,3 +362,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def closest_match(name: str, known: Iterable[str], *, cutoff: float) -> str | None:
     """The most similar name; None below `cutoff`, from 0 (nothing in common) to 1 (equal)."""
     return next(iter(get_close_matches(name, known, n=1, cutoff=cutoff)), None)
+
+
+for _kind in list(globals().values()):
+    if isinstance(_kind, type) and issubclass(_kind, TierlogError):
+        _kind.__module__ = "tierlog.errors"  # what users import, and see in a traceback

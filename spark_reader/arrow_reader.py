@@ -19,7 +19,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from tierlog.record_format.arrow_columns import COLUMNS, SCHEMA
-from tierlog.spark_reader.option_values import InvalidOption
+from tierlog.record_format.errors import InvalidOption
 from tierlog.spark_reader.options import NAMES, is_kafka_option, parse_options, wants_headers
 from tierlog.spark_reader.plan import log_to_stderr
 from tierlog.spark_reader.planner import Planner

@@ -23,7 +23,12 @@ from tierlog.record_format.record_walk import I64_MAX, I64_MIN, RowFilter
 from tierlog.spark_reader.options import ReadOptions
 from tierlog.spark_reader.plan import NO_FILTERS, Filters, Split, log_to_stderr
 from tierlog.spark_reader.planner import Planner
-from tierlog.spark_reader.workarounds import FILTERS_BY_SCAN, PushFilters, QuickAckOnUnpickle
+from tierlog.spark_reader.workarounds import (
+    FILTERS_BY_SCAN,
+    PushFilters,
+    QuickAckOnUnpickle,
+    in_brief,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,6 +61,7 @@ class TierlogReader(QuickAckOnUnpickle, DataSourceReader):  # type: ignore[misc]
         self.filters, left = push_down(filters, self.filters)
         return left
 
+    @in_brief
     def partitions(self) -> list[SplitPartition]:
         planner = Planner(self._options, report=log_to_stderr, warn=log_to_stderr)
         splits = planner.batch(self.filters)

@@ -26,6 +26,7 @@ from tierlog.manifest.state import Manifest
 from tierlog.manifest.store import ManifestStore, StoreOptions
 from tierlog.record_format.errors import (
     Forbidden,
+    InvalidOption,
     MissingObject,
     UnknownManifestVersion,
     UnknownTopicOrPartition,
@@ -35,7 +36,7 @@ from tierlog.record_format.record_walk import RowFilter
 from tierlog.record_format.segment_entry import SegmentEntry
 from tierlog.spark_reader import cold_index
 from tierlog.spark_reader.access import Connections, map_ahead, parallel_map
-from tierlog.spark_reader.option_values import AtTime, InvalidOption
+from tierlog.spark_reader.option_values import AtTime
 from tierlog.spark_reader.options import NO_LIMITS, ReadOptions
 from tierlog.spark_reader.plan import ChunkPiece, Gaps, PartitionFacts
 from tierlog.spark_reader.stream_offsets import StreamOffsets

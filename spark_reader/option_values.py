@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple, TypeGuard
 
 from tierlog.client.records import MAX_TIME, to_ms
-from tierlog.record_format.errors import InvalidRequest
+from tierlog.record_format.errors import InvalidOption, InvalidRequest
 from tierlog.record_format.record_walk import I64_MAX
 
 _SIZE: Final = re.compile(r"(\d{1,18})\s*([kmgt]?)i?b?", re.IGNORECASE)
@@ -28,10 +28,6 @@ _FACTORS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40
 _DURATION: Final = re.compile(r"(\d{1,18})\s*(ms|s|m|min|h|d)?")
 _HAS_USER: Final = re.compile(r"([^:/?#@]+://)?[^/?#]*@")
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-
-
-class InvalidOption(InvalidRequest):
-    """An option that is unknown, has an invalid value, or conflicts with another."""
 
 
 def invalid(name: str, value: str, allowed: str) -> InvalidOption:

@@ -17,17 +17,10 @@ from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple
 
 from tierlog.object_store.s3_connection import S3Options
-from tierlog.record_format.errors import closest_match
+from tierlog.record_format.errors import InvalidOption, closest_match
 from tierlog.spark_reader import option_values as read
 from tierlog.spark_reader.access import Access
-from tierlog.spark_reader.option_values import (
-    EARLIEST,
-    LATEST,
-    Bounds,
-    InvalidOption,
-    NoMatch,
-    is_backwards,
-)
+from tierlog.spark_reader.option_values import EARLIEST, LATEST, Bounds, NoMatch, is_backwards
 from tierlog.spark_reader.plan import SplitLimits
 from tierlog.spark_reader.s3a import S3ASettings
 

@@ -8,20 +8,13 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from tierlog.record_format.errors import MissingObject
+from tierlog.record_format.errors import InvalidOption, MissingObject
 from tierlog.record_format.index_layouts import AbortedTxn
 from tierlog.record_format.record_walk import RowFilter
 from tierlog.spark_reader.access import parallel_map
 from tierlog.spark_reader.catalog import Catalog
 from tierlog.spark_reader.cold_index import may_match
-from tierlog.spark_reader.option_values import (
-    EARLIEST,
-    LATEST,
-    AtTime,
-    InvalidOption,
-    NoMatch,
-    OffsetSpec,
-)
+from tierlog.spark_reader.option_values import EARLIEST, LATEST, AtTime, NoMatch, OffsetSpec
 from tierlog.spark_reader.options import ReadOptions
 from tierlog.spark_reader.plan import (
     NO_FILTERS,

@@ -30,10 +30,9 @@ from pyspark.sql.types import StructType
 from tierlog.host.clock import wall_clock_ms
 from tierlog.record_format.batch import MAX_SEQUENCE, set_producer
 from tierlog.record_format.codecs import CODEC_IDS, CODEC_NAMES
-from tierlog.record_format.errors import closest_match
+from tierlog.record_format.errors import InvalidOption, closest_match
 from tierlog.spark_reader import option_values as read
 from tierlog.spark_reader.access import Access, Connections
-from tierlog.spark_reader.option_values import InvalidOption
 from tierlog.spark_reader.options import (
     TABLE_HINT,
     TYPO_LIKENESS,

@@ -67,6 +67,11 @@ class TierlogSource(DataSource):  # type: ignore[misc]
         return source_schema(with_headers=wants_headers(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        from tierlog.spark_reader.workarounds import in_brief
+
+        return in_brief(self._reader)(schema)
+
+    def _reader(self, schema: StructType) -> DataSourceReader:
         from tierlog.spark_reader.batch_source import TierlogReader
         from tierlog.spark_reader.options import parse_options
 
@@ -94,8 +99,9 @@ class TierlogSource(DataSource):  # type: ignore[misc]
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from tierlog.spark_reader.sink import TierlogWriter, write_options
+        from tierlog.spark_reader.workarounds import in_brief
 
-        return TierlogWriter(write_options(self.options, schema, overwrite=overwrite))
+        return TierlogWriter(in_brief(write_options)(self.options, schema, overwrite=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: ARG002, N802
         from tierlog.spark_reader.sink import TierlogStreamWriter, write_options
@@ -113,7 +119,7 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
     """The columns of a schema given with `spark.read.schema`. Raises InvalidOption unless each is a
     column of this source with its type, nullable, and named once.
     """
-    from tierlog.spark_reader.option_values import InvalidOption
+    from tierlog.record_format.errors import InvalidOption
 
     names: tuple[str, ...] = tuple(schema.fieldNames())
     for field in schema.fields:

@@ -38,7 +38,7 @@ from tierlog.spark_reader.stream_offsets import (
     from_document,
     limit_offsets,
 )
-from tierlog.spark_reader.workarounds import QuickAckOnUnpickle
+from tierlog.spark_reader.workarounds import QuickAckOnUnpickle, in_brief
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,6 +62,7 @@ class TierlogStreamReader(
 
     # --- the first offset -------------------------------------------------------------------------
 
+    @in_brief
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
         """Spark asks for it more than once."""
         if self._initial is None:
@@ -92,6 +93,7 @@ class TierlogStreamReader(
         _, facts = self._look(None)
         self._target = {name: one.end_offset for name, one in facts.items()}
 
+    @in_brief
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         begun = from_document(start)
         is_limited = not isinstance(limit, ReadAllAvailable)
@@ -201,6 +203,7 @@ class TierlogStreamReader(
 
     # --- the batch --------------------------------------------------------------------------------
 
+    @in_brief
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[SplitPartition]:
         ends = from_document(end)
         begun = ends.start_of_batch(from_document(start))

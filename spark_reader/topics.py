@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 from tierlog.client.responses import PartitionDescription
 from tierlog.manifest.topic_objects import TopicObjects
-from tierlog.record_format.errors import UnknownTopic
+from tierlog.record_format.errors import InvalidOption, UnknownTopic
 from tierlog.spark_reader.access import Connections, parallel_map
-from tierlog.spark_reader.option_values import InvalidOption
 from tierlog.spark_reader.options import ReadOptions
 
 

@@ -10,6 +10,9 @@ its private members, or knows of its faults.
   `spark.sql.python.filterPushdown.enabled` (SPARK-51271) is off; goes when it is on by default.
 * `FailedStreamReader`: an error of `streamReader` becomes an UnboundLocalError, since the runner
   (up to 4.3; not reported) stops a reader that it does not have. Goes with one that does not.
+* `in_brief`: Spark shows all calls of its planning process before what an error says, or, with
+  `spark.sql.execution.pyspark.udf.hideTraceback.enabled`, nobody's. Goes with a Spark that shows
+  the message first.
 * `hadoop_of`: PySpark has no public door to Hadoop's file systems and credentials (not asked for).
 """
 
@@ -20,16 +23,35 @@ import socket
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar, cast
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+
+from tierlog.record_format.errors import TierlogError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 _LOOPBACK: Final = ("127.0.0.1", "::1")
 _OPEN_FILES: Final = Path("/proc/self/fd")
+
+
+def in_brief(method: F) -> F:
+    """For what Spark calls to plan: an error of ours says what to do, and leaves the calls out."""
+
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except TierlogError as error:
+            said = error.with_traceback(None)
+        raise said from None
+
+    return cast(F, call)
 
 
 class QuickAckOnUnpickle:

@@ -18,10 +18,9 @@ from tierlog.cold_tier import segment_lookup
 from tierlog.manifest.keys import base_offset_of
 from tierlog.manifest.store import ManifestStore
 from tierlog.record_format.arrow_columns import COLUMNS
-from tierlog.record_format.errors import CorruptDataError, UnknownTopic
+from tierlog.record_format.errors import CorruptDataError, InvalidOption, UnknownTopic
 from tierlog.spark_reader import access
 from tierlog.spark_reader.catalog import Catalog
-from tierlog.spark_reader.option_values import InvalidOption
 from tierlog.spark_reader.options import parse_options
 from tierlog.spark_reader.plan import DataLoss
 from tierlog.spark_reader.planner import Planner

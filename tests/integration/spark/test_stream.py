@@ -12,14 +12,13 @@ from tests.fakes.two_tiers import START_MS, two_tiers
 from tierlog.client.client import Client
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.object_store.open import open_store
-from tierlog.record_format.errors import UnknownTopic
+from tierlog.record_format.errors import InvalidOption, UnknownTopic
 from tierlog.record_format.produced import build_produced
 from tierlog.record_format.record_walk import RowFilter
 from tierlog.repair.restore import RestoreOptions, restore
 from tierlog.spark_reader import catalog
 from tierlog.spark_reader.batch_source import TierlogReader
 from tierlog.spark_reader.catalog import Catalog
-from tierlog.spark_reader.option_values import InvalidOption
 from tierlog.spark_reader.options import parse_options
 from tierlog.spark_reader.plan import DataLoss, Filters, PartitionFacts
 from tierlog.spark_reader.stream_offsets import StreamOffsets

@@ -11,9 +11,8 @@ from tests.fakes.cold_segments import write_segment
 from tierlog.client.records import decode_fetched
 from tierlog.object_store.open import open_store
 from tierlog.record_format.decode import Record
-from tierlog.record_format.errors import ConfigurationError
+from tierlog.record_format.errors import ConfigurationError, InvalidOption
 from tierlog.spark_reader.arrow_reader import read_arrow
-from tierlog.spark_reader.option_values import InvalidOption
 
 
 @pytest.fixture(scope="module")

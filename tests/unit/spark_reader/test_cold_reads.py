@@ -24,6 +24,7 @@ from tierlog.object_store.open import open_store
 from tierlog.record_format.arrow_columns import COLUMNS
 from tierlog.record_format.errors import (
     CorruptManifest,
+    InvalidOption,
     MissingObject,
     UnknownManifestVersion,
     UnknownTopic,
@@ -32,7 +33,6 @@ from tierlog.record_format.record_walk import RowFilter
 from tierlog.spark_reader import access
 from tierlog.spark_reader.cold_index import may_match
 from tierlog.spark_reader.jobs.replay_plan import split_into_steps, step_options
-from tierlog.spark_reader.option_values import InvalidOption
 from tierlog.spark_reader.options import parse_options
 from tierlog.spark_reader.plan import NO_FILTERS, DataLoss
 from tierlog.spark_reader.planner import Planner

@@ -4,7 +4,8 @@ from dataclasses import replace
 import pytest
 
 from tierlog.record_format.codecs import CODEC_IDS
-from tierlog.spark_reader.option_values import EARLIEST, LATEST, AtTime, InvalidOption
+from tierlog.record_format.errors import InvalidOption
+from tierlog.spark_reader.option_values import EARLIEST, LATEST, AtTime
 from tierlog.spark_reader.options import _OPTIONS, Use, parse_options, wants_headers
 from tierlog.spark_reader.sink import parse_write_options
 

@@ -7,10 +7,9 @@ from pyspark.sql.types import BinaryType, StructType
 
 from tierlog.record_format.batch import parse_header
 from tierlog.record_format.decode import decode_batch
-from tierlog.record_format.errors import InvalidRecord
+from tierlog.record_format.errors import InvalidOption, InvalidRecord
 from tierlog.record_format.topic_rules import partition_for_key
 from tierlog.spark_reader import sink_batches
-from tierlog.spark_reader.option_values import InvalidOption
 from tierlog.spark_reader.sink_batches import Batcher, TopicMetadata
 from tierlog.spark_reader.source import TierlogSource
 

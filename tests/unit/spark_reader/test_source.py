@@ -1,3 +1,5 @@
+import traceback
+
 import pytest
 from pyspark.sql.types import (
     ArrayType,
@@ -9,8 +11,8 @@ from pyspark.sql.types import (
     TimestampNTZType,
 )
 
-from tierlog.spark_reader.option_values import InvalidOption
-from tierlog.spark_reader.source import TYPES, columns_of
+from tierlog.record_format.errors import InvalidOption
+from tierlog.spark_reader.source import TYPES, TierlogSource, columns_of
 
 HEADER = StructType([StructField("key", StringType(), False), StructField("value", BinaryType())])
 VALUE = StructField("value", BinaryType())
@@ -45,3 +47,13 @@ def test_a_schema_may_have_any_columns_in_any_order():
 def test_an_unsupported_column_is_refused_by_name(fields, message):
     with pytest.raises(InvalidOption, match=message):
         columns_of(StructType(fields))
+
+
+@pytest.mark.parametrize("options", [{"subscribe": "a"}, {"subscribe": "a", "startingOfset": "1"}])
+def test_an_error_of_planning_leaves_out_the_calls_that_led_to_it(options, tmp_path):
+    source = TierlogSource({"store": tmp_path.as_uri(), **options})
+    with pytest.raises(InvalidOption) as caught:
+        source.reader(StructType([]))
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "tierlog.errors.InvalidOption: " in shown
+    assert "options.py" not in shown
