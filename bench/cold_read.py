@@ -291,7 +291,7 @@ def _fetches(
         chunks = [_chunk(store, key, number) for number in range(SEGMENT_BYTES // CHUNK_BYTES)]
         for number in range(FETCHES):
             began = time.perf_counter()
-            path = reader.fetch(
+            path = reader.fetch_chunk(
                 chunks[number % len(chunks)], lambda: Path(folder) / secrets.token_hex(4)
             )
             taken.append((time.perf_counter() - began) * 1000)

@@ -279,7 +279,7 @@ class ColdLog(ColdReads):
             return
         if now.remote_storage_enable and not changed.remote_storage_enable:
             raise _refused("remote.storage.enable", f"{self} has segments in the bucket")
-        oldest = manifest.find(log_start_offset)  # a trim may be ahead of the bucket
+        oldest = manifest.find_run(log_start_offset)  # a trim may be ahead of the bucket
         is_cold = oldest and max(oldest.base_offset, log_start_offset) < first_local_offset
         if changed.compacts and not now.compacts and is_cold:
             why = "has segments that are only in the bucket; compaction needs all on local disk"

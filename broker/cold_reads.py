@@ -84,7 +84,7 @@ class ColdReads:
             def find(offset: int) -> SegmentEntry | None:
                 return self._manifests.find_segment(manifest, offset, wait)
 
-            return self._reader.read(
+            return self._reader.read_segments(
                 entry,
                 max(offset, entry.base_offset),
                 max_bytes=max_bytes,

@@ -307,7 +307,7 @@ class ChunkCache:
     def _insert(self, key: ChunkKey, entry: _Entry, *, is_new: bool = True) -> None:
         self._entries[key] = entry
         self._cached += entry.size_bytes
-        self._eviction.add(key, entry.size_bytes, is_new=is_new)
+        self._eviction.add_chunk(key, entry.size_bytes, is_new=is_new)
 
     def _maybe_evict(self, target: int) -> Victims:
         """As `_evict`, but evicts nothing if evicting everything would not reach `target`."""

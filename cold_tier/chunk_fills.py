@@ -81,7 +81,7 @@ class ChunkFills:
         self._filling: dict[ChunkKey, _Fill] = {}
         self._read_aheads = 0
 
-    def get(
+    def open_chunk(
         self, chunk: ChunkRef, *, space_wait_s: float = SPACE_WAIT_S, wait: Wait = Wait.WAIT
     ) -> OpenFile:
         """The chunk's file, open; waits for the store if it is not cached.
@@ -172,7 +172,7 @@ class ChunkFills:
     def _fill_once(self, chunk: ChunkRef, *, space_wait_s: float) -> OpenFile:
         self._cache.reserve(chunk.size_bytes, wait_s=space_wait_s)
         try:
-            temp = self._reader.fetch(chunk, self._cache.new_temp_path)
+            temp = self._reader.fetch_chunk(chunk, self._cache.new_temp_path)
         except BaseException:
             self._cache.unreserve(chunk.size_bytes)
             raise
@@ -242,7 +242,7 @@ class Prefetcher:
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def start(
+    def begin_read(
         self,
         segment: SegmentEntry,
         index: SegmentIndex,
@@ -252,7 +252,7 @@ class Prefetcher:
         following: Iterable[SegmentEntry],
     ) -> ReadAheadState:
         """Start to fetch what a read of `max_bytes` from `offset` needs. Returns the state to pass
-        to `finish`.
+        to `end_read`.
         """
         number = index.table.index_of(offset)
         current = (segment.log_key, number)
@@ -267,7 +267,7 @@ class Prefetcher:
             requested.append(self._prefetch_beyond(following, beyond))
         return ReadAheadState(window, current, is_complete=all(requested))
 
-    def finish(self, segment: SegmentEntry, next_offset: int, state: ReadAheadState) -> None:
+    def end_read(self, segment: SegmentEntry, next_offset: int, state: ReadAheadState) -> None:
         """Note that the read ended at `next_offset`."""
         self._read_ahead.record(_folder_of(segment.log_key), next_offset, state)
 

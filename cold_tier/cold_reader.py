@@ -116,7 +116,7 @@ class ColdReader:
 
     # --- by offset --------------------------------------------------------------------------------
 
-    def read(
+    def read_segments(
         self,
         segment: SegmentEntry,
         offset: int,
@@ -135,7 +135,7 @@ class ColdReader:
         """
         index = self._indexes.load_index(segment, wait)
         prefetch = partial(
-            self._prefetcher.start,
+            self._prefetcher.begin_read,
             segment,
             index,
             offset,
@@ -146,7 +146,7 @@ class ColdReader:
         result = _Result(offset, max_bytes, end_offset, wait)
         self._collect(result, segment, index, following)
         # A read that did not wait sends no request unless it found something.
-        self._prefetcher.finish(segment, result.next_offset, ahead or prefetch())
+        self._prefetcher.end_read(segment, result.next_offset, ahead or prefetch())
         return result.to_read()
 
     def _collect(
@@ -199,8 +199,8 @@ class ColdReader:
         chunk, ref = index.table.chunks[number], index.chunks[number]
 
         def find(file: OpenFile) -> tuple[FileSlice, int] | None:
-            walk = self._finder.walk(ref, file, result.wait)
-            first = walk.find(result.next_offset)
+            walk = self._finder.walk_chunk(ref, file, result.wait)
+            first = walk.find_batch(result.next_offset)
             if first is None or first.next_offset > end_offset:
                 return None
             end, next_offset = chunk.size_bytes, chunk.last_offset + 1
@@ -212,7 +212,7 @@ class ColdReader:
 
         # A read that holds chunks open must not wait for space: two of them could deadlock.
         space_wait_s = 0.0 if result.slices else SPACE_WAIT_S
-        open_ = partial(self._fills.get, ref, space_wait_s=space_wait_s, wait=result.wait)
+        open_ = partial(self._fills.open_chunk, ref, space_wait_s=space_wait_s, wait=result.wait)
         found = self._retry_if_corrupt(ref, open_, find)
         if found is None:
             return False
@@ -251,7 +251,7 @@ class ColdReader:
         for number in numbers:
             if number + 1 in numbers and wait is Wait.WAIT:
                 self._fills.prefetch(index.chunks[number + 1])
-            file = self._fills.get(index.chunks[number], wait=wait)
+            file = self._fills.open_chunk(index.chunks[number], wait=wait)
             yield _overlap(index.table.chunks[number], file, start=start, end=end)
             del file  # frees its space in the cache while the next chunk is fetched
 
@@ -285,7 +285,7 @@ class ColdReader:
                 start_offset=start_offset,
                 log_key=segment.log_key,
             )
-            found = self._retry_if_corrupt(ref, partial(self._fills.get, ref), look)
+            found = self._retry_if_corrupt(ref, partial(self._fills.open_chunk, ref), look)
             if found is not None:
                 return found if found[0] < end_offset else None
         return None

@@ -43,7 +43,7 @@ class EvictionPolicy:
         self._unread_bytes = self._protected_bytes = 0
         self._fills = 0
 
-    def add(self, key: ChunkKey, size_bytes: int, *, is_new: bool = True) -> None:
+    def add_chunk(self, key: ChunkKey, size_bytes: int, *, is_new: bool = True) -> None:
         """Add an unread chunk. `is_new` is false for a chunk left by an earlier process."""
         self._fills += is_new
         self._entries[key] = _Entry(size_bytes, fill=self._fills)

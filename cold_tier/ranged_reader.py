@@ -154,7 +154,7 @@ class RangedReader:
         self._requests = Threads(requests_max, name="cold-get")
         self._thread_local = threading.local()
 
-    def fetch(self, chunk: ChunkRef, new_temp_path: Callable[[], Path]) -> Path:
+    def fetch_chunk(self, chunk: ChunkRef, new_temp_path: Callable[[], Path]) -> Path:
         """A new file that holds exactly the chunk's bytes. On error no file remains.
 
         Raises CorruptObject, MissingObject, StoreUnavailable, ConfigurationError, DiskFull.

@@ -328,7 +328,7 @@ class BatchFinder:
         self._lock = threading.Lock()
         self._indexes: OrderedDict[ChunkKey, _SparseIndex] = OrderedDict()
 
-    def walk(self, chunk: ChunkRef, file: OpenFile, wait: Wait = Wait.WAIT) -> ChunkWalk:
+    def walk_chunk(self, chunk: ChunkRef, file: OpenFile, wait: Wait = Wait.WAIT) -> ChunkWalk:
         """A walk over `chunk`, whose open file is `file`."""
         with self._lock:
             index = self._indexes.get(chunk.key)
@@ -353,7 +353,7 @@ class ChunkWalk:
     def __init__(self, chunk: ChunkRef, file: OpenFile, index: _SparseIndex, wait: Wait) -> None:
         self._chunk, self._file, self._index, self._wait = chunk, file, index, wait
 
-    def find(self, offset: int) -> BatchLocation | None:
+    def find_batch(self, offset: int) -> BatchLocation | None:
         """The first batch that ends above `offset`; None if the chunk has none."""
         near = self._index.at_offset(offset)
         if near is not None and near.next_offset > offset:

@@ -123,7 +123,7 @@ class Collector:
 
     def plan_collection(self, manifest: Manifest, *, now_ms: int) -> GarbagePlan:
         """What would be deleted now; changes nothing. `manifest` is the one in force."""
-        pins = self._pins.all()
+        pins = self._pins.all_pins()
         active = [pin for pin in pins if pin.is_active(now_ms)]
         is_pinned = self._references_any(self._pinned_versions(active))
         objects, forget = self._due_objects(manifest, is_pinned, now_ms=now_ms)
@@ -179,7 +179,7 @@ class Collector:
     def _delete(self, plan: GarbagePlan) -> None:
         objects, versions = self._manifests.objects, self._manifests.versions
         refused = DeferredErrors(ConfigurationError)
-        pins = self._pins.all()
+        pins = self._pins.all_pins()
         pinned_since = [pin for pin in pins if pin.nonce not in plan.pins_seen]
         for pin in pins:  # at once: its name may be used again at any time
             if pin.name in plan.pins and pin not in pinned_since:

@@ -61,7 +61,7 @@ class Pins:
         self._keys = manifests.keys
         self._clock = clock
 
-    def all(self) -> list[Pin]:
+    def all_pins(self) -> list[Pin]:
         """All pins by name, including expired ones. Raises CorruptManifest if one is unreadable."""
         read = map(self.read_pin, self.list_keys())
         return [pin for pin in read if pin is not None]
@@ -101,7 +101,7 @@ class Pins:
             raise
         return pin
 
-    def has(self, name: str) -> bool:
+    def has_pin(self, name: str) -> bool:
         """Whether the pin exists, even if it cannot be read."""
         return is_pin_name(name) and self._objects.head(self._keys.pin(name)) is not None
 

@@ -151,7 +151,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def segment_count(self) -> int:
         return len(self.segments) + sum(page.entry_count for page in self.pages)
 
-    def find(self, offset: int) -> SegmentEntry | PageRef | UnwrittenPage | None:
+    def find_run(self, offset: int) -> SegmentEntry | PageRef | UnwrittenPage | None:
         """The entry that contains `offset`, or else the next one; or the page of that entry.
 
         None at or past the end, and if nothing is in the cold tier. The caller rejects offsets
@@ -183,7 +183,7 @@ def live_entries(page: PageRef | UnwrittenPage, pages: PageSource) -> tuple[Segm
 
 def find_entry(manifest: Manifest, offset: int, *, pages: PageSource) -> SegmentEntry | None:
     """The entry that contains `offset`, or else the next one; None at the cold tier's end."""
-    found = manifest.find(offset)
+    found = manifest.find_run(offset)
     if found is None or isinstance(found, SegmentEntry):
         return found
     entries = found.entries if isinstance(found, UnwrittenPage) else pages.page_entries(found)

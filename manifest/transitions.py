@@ -143,7 +143,7 @@ def _already_applied(manifest: Manifest, entry: SegmentEntry) -> bool:
     """Whether `entry` is already in the manifest, or wholly below the log start."""
     if entry.last_offset < manifest.log_start_offset:
         return True
-    there = manifest.find(entry.base_offset)
+    there = manifest.find_run(entry.base_offset)
     # An entry old enough to be in a page is not uploaded again: a segment that falls into one is
     # refused.
     return isinstance(there, SegmentEntry) and there.same_bytes(entry)

@@ -228,7 +228,7 @@ class Catalog:
     def _pinned_version(self, manifests: ManifestStore) -> int:
         wanted = self._options.pin
         now_ms = wall_clock_ms()
-        for pin in Pins(manifests, clock=wall_clock_ms).all():
+        for pin in Pins(manifests, clock=wall_clock_ms).all_pins():
             if pin.name == wanted and pin.is_active(now_ms):
                 return pin.version
         keys = manifests.keys

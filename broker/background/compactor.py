@@ -306,7 +306,7 @@ def has_cold_only(partition: Partition) -> bool:
     if manifest is None:
         return False
     log_start = partition.log.log_start_offset
-    oldest = manifest.find(log_start)
+    oldest = manifest.find_run(log_start)
     if oldest is None or oldest.base_offset >= partition.log.first_local_offset:
         return False
     if oldest.base_offset >= log_start or isinstance(oldest, SegmentEntry):

@@ -23,7 +23,7 @@ def test_an_uploaded_segment_is_read_back_unchanged(store, store_kind, tmp_path,
     reader = ColdReader(store, ChunkCache(tmp_path / "cache", limit_bytes=1 << 26))
     offset, body = 0, b""
     while offset <= segment.last_offset:
-        read = reader.read(segment, offset, max_bytes=70_000)
+        read = reader.read_segments(segment, offset, max_bytes=70_000)
         body += b"".join(piece.read() for piece in read.slices)
         offset = read.next_offset
     assert body == written.body
@@ -40,7 +40,7 @@ def test_corrupt_bytes_in_the_bucket_are_never_served(store, tmp_path):
     offset, reported, body = 0, set(), b""
     while offset <= segment.last_offset:
         try:
-            read = reader.read(segment, offset, max_bytes=1)
+            read = reader.read_segments(segment, offset, max_bytes=1)
         except CorruptObject as error:
             reported.add(error.file)
             offset += 1

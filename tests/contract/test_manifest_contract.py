@@ -145,7 +145,7 @@ def test_collection_deletes_objects_and_keeps_pinned_versions(store) -> None:
     clock = Clock()
     pins = Pins(manifests, clock=clock)
     pins.create_pin("all", state.version)
-    assert [pin.name for pin in pins.all()] == ["all"]
+    assert [pin.name for pin in pins.all_pins()] == ["all"]
     state = manifests.commit_manifest(state, lambda s: trim(s, 100, pages=manifests, now_ms=0))
     # Objects have the store's own times, so that only a grace period of 0 can be tested here.
     collector = Collector(manifests, pins, GarbagePolicy(grace_ms=0, keep_ms=0, keep_min=2))

@@ -237,7 +237,7 @@ def unpin(
     found = False
     with bucket.reader() as reader:
         for _, _, pins in reader.pins(topic):
-            found |= pins.has(name)
+            found |= pins.has_pin(name)
             pins.delete_pin(name)
     output.report(
         {"topic": topic, "name": name, "removed": found},
@@ -254,7 +254,7 @@ def list_pins(
 ) -> None:
     """List all pins of a topic, including expired ones."""
     with bucket.reader() as reader:
-        found = [(number, one) for number, _, pins in reader.pins(topic) for one in pins.all()]
+        found = [(number, one) for number, _, pins in reader.pins(topic) for one in pins.all_pins()]
     _show(topic, found, output)
 
 

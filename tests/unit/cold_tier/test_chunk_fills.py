@@ -33,7 +33,9 @@ class FullCache:
 def fill_for_all(cache: FullCache, fills: ChunkFills) -> list[type[BaseException] | None]:
     """Readers that wait for one chunk together; how each of them ended."""
     with ThreadPoolExecutor(READERS) as threads:
-        readers = [threads.submit(fills.get, CHUNK, space_wait_s=10.0) for _ in range(READERS)]
+        readers = [
+            threads.submit(fills.open_chunk, CHUNK, space_wait_s=10.0) for _ in range(READERS)
+        ]
         until(lambda: cache.lookups >= READERS)
         cache.gate.set()
         return [type(reader.exception(20)) for reader in readers]

@@ -81,12 +81,12 @@ def corrupt_cached_chunks(cache, *, position):
 @pytest.mark.parametrize("mode", ["blocking", "nonblocking"])
 def test_a_corrupt_cached_chunk_is_fetched_again(reader, cache, segment, written, mode):
     whole = {"max_bytes": 1 << 20}
-    assert bytes_of(reader.read(segment, 0, **whole)) == written.body
+    assert bytes_of(reader.read_segments(segment, 0, **whole)) == written.body
     reader._finder = BatchFinder()
     corrupt_cached_chunks(cache, position=0)
     if mode == "nonblocking":
-        assert at_once(reader.read, segment, 5, **whole) is None
-    assert bytes_of(reader.read(segment, 0, **whole)) == written.body
+        assert at_once(reader.read_segments, segment, 5, **whole) is None
+    assert bytes_of(reader.read_segments(segment, 0, **whole)) == written.body
 
 
 def test_a_timestamp_look_up_survives_a_corrupt_cached_chunk(reader, cache, segment, written):
@@ -99,29 +99,31 @@ def test_a_timestamp_look_up_survives_a_corrupt_cached_chunk(reader, cache, segm
 def test_a_chunk_reported_corrupt_is_verified_before_it_is_served_again(
     reader, cache, segment, written
 ):
-    read = reader.read(segment, 0, max_bytes=1 << 20)
+    read = reader.read_segments(segment, 0, max_bytes=1 << 20)
     corrupt_cached_chunks(cache, position=len(written.body) // len(read.slices) // 2)
-    assert bytes_of(reader.read(segment, 0, max_bytes=1 << 20)) != written.body, "not noticed yet"
+    assert bytes_of(reader.read_segments(segment, 0, max_bytes=1 << 20)) != written.body, (
+        "not noticed yet"
+    )
     for piece in read.slices:
         piece.file.report_corrupt()
     del read, piece
-    assert bytes_of(reader.read(segment, 0, max_bytes=1 << 20)) == written.body
+    assert bytes_of(reader.read_segments(segment, 0, max_bytes=1 << 20)) == written.body
 
 
 def test_a_cached_chunk_that_cannot_be_opened_is_a_miss(reader, cache, segment, written):
-    read = reader.read(segment, 0, max_bytes=1 << 20)
+    read = reader.read_segments(segment, 0, max_bytes=1 << 20)
     for piece in read.slices:
         piece.file.report_corrupt()
         piece.file.path.unlink(missing_ok=True)
         piece.file.path.symlink_to(piece.file.path)  # cannot be opened: a loop
     del read, piece
-    assert bytes_of(reader.read(segment, 0, max_bytes=1 << 20)) == written.body
+    assert bytes_of(reader.read_segments(segment, 0, max_bytes=1 << 20)) == written.body
 
 
 @pytest.mark.parametrize("max_bytes", [1, 500, 4096, 10_000, 1 << 20])
 def test_a_read_at_every_offset_returns_the_bytes_of_the_log(reader, segment, written, max_bytes):
     for offset in range(segment.base_offset, segment.last_offset + 1):
-        read = reader.read(segment, offset, max_bytes=max_bytes)
+        read = reader.read_segments(segment, offset, max_bytes=max_bytes)
         body = bytes_of(read)
         start = starts_of(written)[batch_of(written, offset)]
         assert written.body[start : start + len(body)] == body
@@ -135,7 +137,7 @@ def test_a_read_at_every_offset_returns_the_bytes_of_the_log(reader, segment, wr
 def test_successive_reads_return_the_whole_log(reader, segment, written):
     offset, body = 0, b""
     while offset <= segment.last_offset:
-        read = reader.read(segment, offset, max_bytes=3000)
+        read = reader.read_segments(segment, offset, max_bytes=3000)
         body += bytes_of(read)
         offset = read.next_offset
     assert body == written.body
@@ -143,9 +145,9 @@ def test_successive_reads_return_the_whole_log(reader, segment, written):
 
 def test_a_read_returns_as_many_batches_as_fit(reader, segment, written):
     """Unless it ends at the end of a chunk."""
-    reader.read(segment, 0, max_bytes=1 << 20)
+    reader.read_segments(segment, 0, max_bytes=1 << 20)
     for offset in range(0, segment.last_offset, 5):
-        body = bytes_of(reader.read(segment, offset, max_bytes=1500))
+        body = bytes_of(reader.read_segments(segment, offset, max_bytes=1500))
         start = starts_of(written)[batch_of(written, offset)]
         ends = written.batch_ends
         fits = ends[bisect_right(ends, start + 1500) - 1]
@@ -159,7 +161,7 @@ def test_a_read_returns_nothing_at_or_above_its_end_offset(reader, segment, writ
     for end_offset in ends[::3]:
         offset, body = 0, b""
         while offset < end_offset:
-            read = reader.read(segment, offset, max_bytes=2000, end_offset=end_offset)
+            read = reader.read_segments(segment, offset, max_bytes=2000, end_offset=end_offset)
             assert read.next_offset > offset
             body += bytes_of(read)
             offset = read.next_offset
@@ -169,9 +171,9 @@ def test_a_read_returns_nothing_at_or_above_its_end_offset(reader, segment, writ
 
 def test_reading_one_record_takes_one_index_and_one_chunk_request(store, reader, segment):
     store.calls.clear()
-    reader.read(segment, 50, max_bytes=1)
+    reader.read_segments(segment, 50, max_bytes=1)
     assert gets(store) == [segment.indexes_key, segment.log_key]
-    reader.read(segment, 50, max_bytes=1)
+    reader.read_segments(segment, 50, max_bytes=1)
     assert len(gets(store)) == 2
 
 
@@ -182,7 +184,7 @@ def test_concurrent_misses_of_a_chunk_share_one_request(store, reader, segment):
 
     def read(_):
         gate.wait()
-        return bytes_of(reader.read(segment, 0, max_bytes=1))
+        return bytes_of(reader.read_segments(segment, 0, max_bytes=1))
 
     with ThreadPoolExecutor(8) as pool:
         bodies = set(pool.map(read, range(8)))
@@ -193,10 +195,10 @@ def test_concurrent_misses_of_a_chunk_share_one_request(store, reader, segment):
 def test_slices_outlive_their_eviction_from_the_cache(store, segment, written, tmp_path):
     cache = ChunkCache(tmp_path / "small", limit_bytes=3 * 4096)
     reader = ColdReader(store, cache)
-    early = reader.read(segment, 0, max_bytes=1)
+    early = reader.read_segments(segment, 0, max_bytes=1)
     offset = 0
     while offset <= segment.last_offset:
-        offset = reader.read(segment, offset, max_bytes=1 << 20).next_offset
+        offset = reader.read_segments(segment, offset, max_bytes=1 << 20).next_offset
     assert bytes_of(early) == written.body[: written.batch_ends[0]]
     reader.close()
 
@@ -210,7 +212,7 @@ def test_concurrent_readers_of_a_small_cache_get_the_right_bytes(store, tmp_path
     def scan(seed):
         dice, offset, body = random.Random(seed), 0, b""
         while offset <= segment.last_offset:
-            read = reader.read(segment, offset, max_bytes=dice.randint(1, 9000))
+            read = reader.read_segments(segment, offset, max_bytes=dice.randint(1, 9000))
             body += bytes_of(read)
             offset = read.next_offset
         return body == written.body
@@ -240,7 +242,7 @@ def test_a_read_continues_into_the_following_segments(reader, three_segments, ma
     while offset <= segments[-1].last_offset:
         number = next(n for n, segment in enumerate(segments) if segment.last_offset >= offset)
         read, nonblocking = (
-            reader.read(
+            reader.read_segments(
                 segments[number],
                 offset,
                 max_bytes=max_bytes,
@@ -262,7 +264,7 @@ def test_a_read_continues_into_the_following_segments(reader, three_segments, ma
 
 def test_a_read_opens_a_limited_number_of_files(store, reader, written):
     segment = upload(store, written, chunk_bytes=1)
-    read = reader.read(segment, 0, max_bytes=1 << 20)
+    read = reader.read_segments(segment, 0, max_bytes=1 << 20)
     assert len(read.slices) == 16
     assert bytes_of(read) == written.body[: written.batch_ends[15]]
 
@@ -270,20 +272,26 @@ def test_a_read_opens_a_limited_number_of_files(store, reader, written):
 def test_a_read_across_segments_ends_at_its_end_offset(reader, three_segments):
     segments, bodies = three_segments
     end = segments[1].base_offset
-    read = reader.read(segments[0], 0, max_bytes=1 << 20, end_offset=end, following=segments[1:])
+    read = reader.read_segments(
+        segments[0], 0, max_bytes=1 << 20, end_offset=end, following=segments[1:]
+    )
     assert (bytes_of(read), read.next_offset) == (bodies[0], end)
     gap = segments[2].base_offset - 500
-    read = reader.read(segments[1], end, max_bytes=1 << 20, end_offset=gap, following=segments[2:])
+    read = reader.read_segments(
+        segments[1], end, max_bytes=1 << 20, end_offset=gap, following=segments[2:]
+    )
     assert (bytes_of(read), read.next_offset) == (bodies[1], segments[1].last_offset + 1)
 
 
 def test_an_error_in_a_following_segment_is_raised_by_the_next_read(store, reader, three_segments):
     segments, bodies = three_segments
     store.delete([segments[1].indexes_key])
-    read = reader.read(segments[0], 0, max_bytes=1 << 20, following=segments[1:])
+    read = reader.read_segments(segments[0], 0, max_bytes=1 << 20, following=segments[1:])
     assert (bytes_of(read), read.next_offset) == (bodies[0], segments[1].base_offset)
     with pytest.raises(MissingObject):
-        reader.read(segments[1], read.next_offset, max_bytes=1 << 20, following=segments[2:])
+        reader.read_segments(
+            segments[1], read.next_offset, max_bytes=1 << 20, following=segments[2:]
+        )
 
 
 def test_a_large_read_fetches_its_chunks_concurrently(store, cache, written):
@@ -292,7 +300,7 @@ def test_a_large_read_fetches_its_chunks_concurrently(store, cache, written):
         chunks = reader._indexes.load_index(segment).table.chunks
         store.fail("get_range", Slow(gate := threading.Event()), times=99)
         with ThreadPoolExecutor(1) as pool:
-            read = pool.submit(reader.read, segment, 0, max_bytes=len(written.body))
+            read = pool.submit(reader.read_segments, segment, 0, max_bytes=len(written.body))
             try:
                 until(lambda: len(gets(store, ".log")) >= len(chunks) // 2)
                 assert not read.done()
@@ -310,7 +318,7 @@ def test_a_sequential_read_prefetches_across_segment_ends(store, cache, tmp_path
     reader = ColdReader(store, cache)
     offset = 0
     while offset <= segment.last_offset:
-        read = reader.read(segment, offset, max_bytes=4096, following=[following])
+        read = reader.read_segments(segment, offset, max_bytes=4096, following=[following])
         offset = read.next_offset
     reader.close()  # waits for prefetches
     assert gets(store, ".log").count(following.log_key) >= 1
@@ -318,10 +326,10 @@ def test_a_sequential_read_prefetches_across_segment_ends(store, cache, tmp_path
 
 
 def test_random_reads_prefetch_nothing(store, reader, segment):
-    reader.read(segment, 0, max_bytes=1)
+    reader.read_segments(segment, 0, max_bytes=1)
     store.calls.clear()
     for offset in (100, 30, 70):
-        reader.read(segment, offset, max_bytes=1)
+        reader.read_segments(segment, offset, max_bytes=1)
     assert len(gets(store)) <= 3
 
 
@@ -331,19 +339,19 @@ def test_a_corrupt_chunk_is_reported_and_the_others_are_readable(store, reader, 
     bad[chunks[1].position + 100] ^= 1
     store.put(segment.log_key, bytes(bad))
     with pytest.raises(CorruptObject) as corrupt:
-        reader.read(segment, chunks[1].first_offset, max_bytes=1)
+        reader.read_segments(segment, chunks[1].first_offset, max_bytes=1)
     assert corrupt.value.file == segment.log_key
-    before = reader.read(segment, 0, max_bytes=1 << 20)
+    before = reader.read_segments(segment, 0, max_bytes=1 << 20)
     assert bytes_of(before) == written.body[: chunks[1].position]
     assert before.next_offset == chunks[1].first_offset
-    after = reader.read(segment, chunks[2].first_offset, max_bytes=1 << 20)
+    after = reader.read_segments(segment, chunks[2].first_offset, max_bytes=1 << 20)
     assert bytes_of(after) == written.body[chunks[2].position :]
 
 
 def test_a_missing_log_is_reported_with_its_key(store, reader, segment):
     store.delete([segment.log_key])
     with pytest.raises(MissingObject) as missing:
-        reader.read(segment, 0, max_bytes=1)
+        reader.read_segments(segment, 0, max_bytes=1)
     assert missing.value.file == segment.log_key
 
 
@@ -351,11 +359,11 @@ def test_a_missing_or_corrupt_index_is_reported_with_its_key(store, reader, segm
     body = store.get(segment.indexes_key, max_bytes=1 << 20)
     store.put(segment.indexes_key, body[:60] + b"\xff" + body[61:])
     with pytest.raises(CorruptObject) as corrupt:
-        reader.read(segment, 0, max_bytes=1)
+        reader.read_segments(segment, 0, max_bytes=1)
     assert corrupt.value.file == segment.indexes_key
     store.delete([segment.indexes_key])
     with pytest.raises(MissingObject) as missing:
-        reader.read(segment, 0, max_bytes=1)
+        reader.read_segments(segment, 0, max_bytes=1)
     assert missing.value.file == segment.indexes_key
 
 
@@ -363,7 +371,7 @@ def test_the_index_of_another_segment_is_refused(store, reader, segment, tmp_pat
     other = upload(store, write_segment(tmp_path / "other", seed=9))
     store.put(segment.indexes_key, store.get(other.indexes_key, max_bytes=1 << 20))
     with pytest.raises(CorruptObject):
-        reader.read(segment, 0, max_bytes=1)
+        reader.read_segments(segment, 0, max_bytes=1)
 
 
 def test_an_index_of_a_newer_format_is_refused(store, reader, segment):
@@ -371,20 +379,20 @@ def test_an_index_of_a_newer_format_is_refused(store, reader, segment):
     body[5] = 9
     store.put(segment.indexes_key, bytes(body))
     with pytest.raises(UnknownFormatVersion):
-        reader.read(segment, 0, max_bytes=1)
+        reader.read_segments(segment, 0, max_bytes=1)
 
 
 def test_an_index_received_wrong_is_fetched_again(store, reader, segment):
     store.fail("get_range", WrongBytes(40))
-    assert reader.read(segment, 0, max_bytes=1).slices
+    assert reader.read_segments(segment, 0, max_bytes=1).slices
 
 
 def test_cached_chunks_are_readable_while_the_store_is_down(store, reader, segment):
-    reader.read(segment, 0, max_bytes=1)
+    reader.read_segments(segment, 0, max_bytes=1)
     store.fail("get_range", FailsBefore(), times=1000)
-    assert reader.read(segment, 0, max_bytes=1).slices
+    assert reader.read_segments(segment, 0, max_bytes=1).slices
     with pytest.raises(StoreUnavailable):
-        reader.read(segment, segment.last_offset, max_bytes=1)
+        reader.read_segments(segment, segment.last_offset, max_bytes=1)
 
 
 def test_chunk_tables_in_memory_are_limited_in_bytes(store, tmp_path):
@@ -452,7 +460,7 @@ def test_segments_compacted_by_kafka_are_read_across_their_gaps(
     segment = kafka_segment(store, folder, base_offset, next_base)
     body = store.get(segment.log_key, max_bytes=1 << 22)
     for start in range(base_offset, next_base):
-        read = reader.read(segment, start, max_bytes=1)
+        read = reader.read_segments(segment, start, max_bytes=1)
         if read.slices:
             header = next(iter_headers(bytes_of(read)))
             first = next(h for h in iter_headers(body) if h.last_offset >= start)
@@ -460,7 +468,7 @@ def test_segments_compacted_by_kafka_are_read_across_their_gaps(
         assert start < read.next_offset <= next_base
     offset, found = base_offset, b""
     while offset < next_base:
-        read = reader.read(segment, offset, max_bytes=700)
+        read = reader.read_segments(segment, offset, max_bytes=700)
         found, offset = found + bytes_of(read), read.next_offset
     assert found == body
 
@@ -557,13 +565,13 @@ def test_a_failed_read_keeps_no_file_open(store, cache, written):
     store.fail("get_range", FailsBefore(), times=99, when=lambda key: len(gets(store, ".log")) > 1)
     gc.disable()
     try:
-        read = reader.read(segment, 0, max_bytes=2 * chunks[0].size_bytes)
+        read = reader.read_segments(segment, 0, max_bytes=2 * chunks[0].size_bytes)
         assert read.next_offset == chunks[1].first_offset
         store.heal()
         del read
         store.fail("get_range", FailsBefore(), times=2)
         with pytest.raises(StoreUnavailable):
-            reader.read(segment, chunks[3].first_offset, max_bytes=1)
+            reader.read_segments(segment, chunks[3].first_offset, max_bytes=1)
         until(lambda: cache.shrink(1 << 30) == chunks[0].size_bytes)
     finally:
         gc.enable()
@@ -579,7 +587,7 @@ def test_an_error_shared_with_another_reader_keeps_no_file_open(
     reader._indexes._loading[segments[1].indexes_key, 0] = loading
     gc.disable()
     try:
-        read = reader.read(segments[0], 0, max_bytes=1 << 20, following=segments[1:])
+        read = reader.read_segments(segments[0], 0, max_bytes=1 << 20, following=segments[1:])
         assert bytes_of(read) == bodies[0]
         reader._indexes._loading.clear()
         del read, loading
@@ -597,7 +605,7 @@ def test_a_full_disk_evicts_cached_chunks_and_fails_no_read(store, cache, writte
     segment = upload(store, written)
     reader = ColdReader(store, cache)
     chunks = reader._indexes.load_index(segment).table.chunks
-    reader.read(segment, 0, max_bytes=1)
+    reader.read_segments(segment, 0, max_bytes=1)
     real, full = os.write, [True]
 
     def write(fd, body):
@@ -607,7 +615,7 @@ def test_a_full_disk_evicts_cached_chunks_and_fails_no_read(store, cache, writte
         return real(fd, body)
 
     monkeypatch.setattr(os, "write", write)
-    assert reader.read(segment, chunks[1].first_offset, max_bytes=1).slices
+    assert reader.read_segments(segment, chunks[1].first_offset, max_bytes=1).slices
     assert cache.usage().chunks == 1
     reader.close()
 
@@ -617,7 +625,7 @@ def test_a_read_after_close_raises(store, cache, written):
     reader = ColdReader(store, cache)
     reader.close()
     with pytest.raises(ShuttingDown):
-        reader.read(segment, 0, max_bytes=1)
+        reader.read_segments(segment, 0, max_bytes=1)
 
 
 def test_a_close_during_a_read_only_stops_its_prefetch(reader, segment):
@@ -627,13 +635,13 @@ def test_a_close_during_a_read_only_stops_its_prefetch(reader, segment):
             return iter([segment])
 
     assert reader._prefetcher._prefetch_beyond(Closes(), 1) is False
-    assert reader.read(segment, 0, max_bytes=1).slices
+    assert reader.read_segments(segment, 0, max_bytes=1).slices
 
 
 @pytest.mark.parametrize("wrong", [{"log_crc32c": 1}, {"size_bytes": 1}, {"base_offset": 1}])
 def test_a_chunk_table_that_does_not_match_the_manifest_is_refused(reader, segment, wrong):
     with pytest.raises(CorruptObject, match="another segment"):
-        reader.read(replace(segment, **wrong), 5, max_bytes=1)
+        reader.read_segments(replace(segment, **wrong), 5, max_bytes=1)
 
 
 def test_cached_range_returns_only_verified_chunks(store, reader, segment, written):
@@ -690,11 +698,11 @@ def everything_in_memory(monkeypatch):
 def test_nonblocking_reads_return_the_same_as_blocking_reads(store, cache, segment, max_bytes):
     with closing(ColdReader(store, cache)) as reader:
         for offset in range(segment.base_offset, segment.last_offset + 1):
-            reader.read(segment, offset, max_bytes=max_bytes)
+            reader.read_segments(segment, offset, max_bytes=max_bytes)
         calls_before = len(store.calls)
         for offset in range(segment.base_offset, segment.last_offset + 1):
-            nonblocking = at_once(reader.read, segment, offset, max_bytes=max_bytes)
-            blocking = reader.read(segment, offset, max_bytes=max_bytes)
+            nonblocking = at_once(reader.read_segments, segment, offset, max_bytes=max_bytes)
+            blocking = reader.read_segments(segment, offset, max_bytes=max_bytes)
             assert nonblocking is not None
             assert bytes_of(nonblocking) == bytes_of(blocking)
             assert nonblocking.next_offset == blocking.next_offset
@@ -705,15 +713,17 @@ def test_nonblocking_reads_return_the_same_as_blocking_reads(store, cache, segme
 def test_nonblocking_reads_send_no_request(store, cache, segment):
     with closing(ColdReader(store, cache)) as reader:
         store.calls.clear()
-        assert at_once(reader.read, segment, 0, max_bytes=500) is None, "no index"
+        assert at_once(reader.read_segments, segment, 0, max_bytes=500) is None, "no index"
         reader.offset_for_timestamp(segment, 2**62)
         store.calls.clear()
-        assert at_once(reader.read, segment, 0, max_bytes=500) is None, "no chunk"
+        assert at_once(reader.read_segments, segment, 0, max_bytes=500) is None, "no chunk"
         assert store.calls == []
-        reader.read(segment, 0, max_bytes=500)
+        reader.read_segments(segment, 0, max_bytes=500)
         store.calls.clear()
-        assert at_once(reader.read, segment, 0, max_bytes=500) is not None
-        assert at_once(reader.read, segment, 0, max_bytes=1 << 20) is None, "not the next chunk"
+        assert at_once(reader.read_segments, segment, 0, max_bytes=500) is not None
+        assert at_once(reader.read_segments, segment, 0, max_bytes=1 << 20) is None, (
+            "not the next chunk"
+        )
         assert store.calls == []
 
 
@@ -722,8 +732,8 @@ def test_a_nonblocking_read_gives_up_on_headers_that_are_not_in_memory(
 ):
     monkeypatch.setattr(segment_lookup, "pread_nowait", on_disk_only)
     with closing(ColdReader(store, cache)) as reader:
-        reader.read(segment, 0, max_bytes=500)
-        assert at_once(reader.read, segment, 0, max_bytes=500) is None
+        reader.read_segments(segment, 0, max_bytes=500)
+        assert at_once(reader.read_segments, segment, 0, max_bytes=500) is None
 
 
 def test_a_long_walk_is_left_to_blocking_reads_and_then_cached(store, cache, tmp_path, monkeypatch):
@@ -732,10 +742,12 @@ def test_a_long_walk_is_left_to_blocking_reads_and_then_cached(store, cache, tmp
     monkeypatch.setattr(segment_lookup, "pread_nowait", in_memory)
     monkeypatch.setattr(segment_lookup, "IMMEDIATE_BATCHES_MAX", 100)
     with closing(ColdReader(store, cache)) as reader:
-        reader.read(segment, 0, max_bytes=500)
-        assert at_once(reader.read, segment, segment.last_offset, max_bytes=500) is None
-        reader.read(segment, segment.last_offset, max_bytes=500)
-        assert at_once(reader.read, segment, segment.last_offset, max_bytes=500) is not None
+        reader.read_segments(segment, 0, max_bytes=500)
+        assert at_once(reader.read_segments, segment, segment.last_offset, max_bytes=500) is None
+        reader.read_segments(segment, segment.last_offset, max_bytes=500)
+        assert (
+            at_once(reader.read_segments, segment, segment.last_offset, max_bytes=500) is not None
+        )
 
 
 def test_the_read_ahead_window_grows_per_chunk_even_if_prefetches_are_refused():
@@ -751,7 +763,7 @@ def test_the_read_ahead_window_grows_per_chunk_even_if_prefetches_are_refused():
 @pytest.mark.usefixtures("everything_in_memory")
 def test_nonblocking_reads_prefetch_too(store, cache, segment):
     with closing(ColdReader(store, cache)) as reader:
-        first = reader.read(segment, 0, max_bytes=500)
-        assert at_once(reader.read, segment, first.next_offset, max_bytes=500) is not None
+        first = reader.read_segments(segment, 0, max_bytes=500)
+        assert at_once(reader.read_segments, segment, first.next_offset, max_bytes=500) is not None
         following = reader._indexes.load_index(segment).chunks[1]
         assert following in cache or following.key in reader._fills._filling

@@ -58,7 +58,7 @@ def reader(store, cache):
 def read_log(reader, segment, **limits):
     offset, body = 0, b""
     while offset <= segment.last_offset:
-        read = reader.read(segment, offset, **limits)
+        read = reader.read_segments(segment, offset, **limits)
         body += b"".join(piece.read() for piece in read.slices)
         offset = read.next_offset
     return body
@@ -94,7 +94,7 @@ def test_a_log_is_read_completely(disk, cache, reader, segment, written, full, m
 def test_a_log_is_read_completely_if_the_disk_becomes_read_only(
     disk, cache, reader, segment, written
 ):
-    assert reader.read(segment, 0, max_bytes=1).slices
+    assert reader.read_segments(segment, 0, max_bytes=1).slices
     usage = cache.usage()
     assert usage.chunks == 1
     disk.make_read_only()
@@ -142,11 +142,11 @@ def test_memory_is_limited_and_a_reader_waits_until_another_is_done(
         closing(RangedReader(store)) as ranged,
         closing(ChunkFills(cache, ranged, fills_max=4, memory_max_bytes=limit)) as fills,
     ):
-        in_use = [fills.get(chunks[0]), fills.get(chunks[1])]
+        in_use = [fills.open_chunk(chunks[0]), fills.open_chunk(chunks[1])]
         with pytest.raises(Throttled):
-            fills.get(chunks[2], space_wait_s=0)
+            fills.open_chunk(chunks[2], space_wait_s=0)
         threading.Timer(0.1, in_use.clear).start()
-        assert os.pread(fills.get(chunks[2], space_wait_s=30).fd, 1, 0)
+        assert os.pread(fills.open_chunk(chunks[2], space_wait_s=30).fd, 1, 0)
         assert not in_use
 
 
@@ -157,11 +157,11 @@ def test_a_chunk_above_the_limit_has_the_memory_to_itself(disk, store, cache, re
         closing(RangedReader(store)) as ranged,
         closing(ChunkFills(cache, ranged, fills_max=4, memory_max_bytes=1)) as fills,
     ):
-        in_use = fills.get(chunks[0])
+        in_use = fills.open_chunk(chunks[0])
         with pytest.raises(Throttled):
-            fills.get(chunks[1], space_wait_s=0)
+            fills.open_chunk(chunks[1], space_wait_s=0)
         del in_use
-        fills.get(chunks[1], space_wait_s=0)
+        fills.open_chunk(chunks[1], space_wait_s=0)
 
 
 def test_wrong_bytes_are_not_served(disk, store, reader, segment, written):
@@ -171,7 +171,7 @@ def test_wrong_bytes_are_not_served(disk, store, reader, segment, written):
     assert read_log(reader, segment, max_bytes=1 << 20) == written.body
     store.fail("get_range", WrongBytes(5), times=2, when=log)
     with pytest.raises(CorruptObject):
-        reader.read(segment, 0, max_bytes=1)
+        reader.read_segments(segment, 0, max_bytes=1)
 
 
 def test_a_failed_read_keeps_no_memory(disk, store, reader, segment):
@@ -183,9 +183,9 @@ def test_a_failed_read_keeps_no_memory(disk, store, reader, segment):
     gc.disable()
     try:
         with pytest.raises(StoreUnavailable):
-            reader.read(segment, 0, max_bytes=1)
+            reader.read_segments(segment, 0, max_bytes=1)
         assert in_memory(reader) == 0
-        read = reader.read(segment, 0, max_bytes=1)
+        read = reader.read_segments(segment, 0, max_bytes=1)
         assert in_memory(reader) == len(read.slices) > 0
         del read
         assert in_memory(reader) == 0
@@ -203,7 +203,7 @@ def test_a_failing_memfd_create_is_reported_with_its_cause(
     disk.fill()
     monkeypatch.setattr(os, "memfd_create", refuse)
     with pytest.raises(DiskFull, match=os.strerror(number)) as refused:
-        reader.read(segment, 0, max_bytes=1)
+        reader.read_segments(segment, 0, max_bytes=1)
     assert isinstance(refused.value, TooManyOpenFiles) is (number == errno.EMFILE)
 
 

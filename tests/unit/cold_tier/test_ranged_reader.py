@@ -43,7 +43,7 @@ def fetch(store, tmp_path):
     """Fetches a chunk into a new file in `tmp_path`."""
     names = itertools.count()
     reader = RangedReader(store, requests_max=4)
-    yield lambda chunk: reader.fetch(chunk, lambda: tmp_path / f"temp-{next(names)}")
+    yield lambda chunk: reader.fetch_chunk(chunk, lambda: tmp_path / f"temp-{next(names)}")
     reader.close()
 
 
@@ -124,7 +124,7 @@ def test_a_configuration_error_is_not_retried(store, fetch):
 def test_a_file_that_cannot_be_created_is_reported_as_a_full_disk(store, fetch, tmp_path):
     reader = RangedReader(store, requests_max=1)
     with pytest.raises(DiskFull):
-        reader.fetch(ref(), lambda: tmp_path / "no" / "such" / "folder")
+        reader.fetch_chunk(ref(), lambda: tmp_path / "no" / "such" / "folder")
     reader.close()
 
 
@@ -140,7 +140,7 @@ def test_the_deadline_covers_all_attempts(store, tmp_path):
     store.fail("get_range", FailsBefore(), times=1000)
     reader = RangedReader(store, requests_max=1)
     with pytest.raises(StoreUnavailable):
-        reader.fetch(ref(), lambda: tmp_path / "t")
+        reader.fetch_chunk(ref(), lambda: tmp_path / "t")
     reader.close()
     assert now[0] < 10
 
@@ -150,7 +150,7 @@ def test_a_response_slower_than_the_deadline_is_abandoned(store, tmp_path):
     store.read_policy = RetryPolicy(attempts=1, deadline_s=30, monotonic=lambda: next(ticks))
     reader = RangedReader(store, requests_max=1)
     with pytest.raises(StoreUnavailable, match="too slow"):
-        reader.fetch(ref(), lambda: tmp_path / "t")
+        reader.fetch_chunk(ref(), lambda: tmp_path / "t")
     reader.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -165,7 +165,7 @@ def test_a_late_response_is_hedged_and_the_loser_leaves_no_file(store, tmp_path)
     store.fail("get_range", slow)
     names, hedging = itertools.count(), QuickToHedge()
     reader = RangedReader(store, requests_max=2, hedging=hedging)
-    path = reader.fetch(ref(), lambda: tmp_path / f"{next(names)}")
+    path = reader.fetch_chunk(ref(), lambda: tmp_path / f"{next(names)}")
     assert path.read_bytes() == BODY[1000:700_000]
     slow.gate.set()
     reader.close()  # waits for the loser
@@ -183,7 +183,7 @@ def test_if_the_hedge_fails_the_first_request_counts(store, tmp_path):
     store.fail("get_range", slow)
     store.fail("get_range", FailsBefore(fails))
     reader = RangedReader(store, requests_max=2, hedging=QuickToHedge())
-    path = reader.fetch(ref(), lambda: tmp_path / f"{next(names)}")
+    path = reader.fetch_chunk(ref(), lambda: tmp_path / f"{next(names)}")
     reader.close()
     assert path.read_bytes() == BODY[1000:700_000]
     assert gets(store) == 2
@@ -203,7 +203,7 @@ def test_of_two_requests_that_both_succeed_one_leaves_no_file(store, tmp_path, m
         return gets[-1]
 
     monkeypatch.setattr(reader._requests, "submit", both_succeed)
-    path = reader.fetch(ref(), lambda: tmp_path / f"{next(names)}")
+    path = reader.fetch_chunk(ref(), lambda: tmp_path / f"{next(names)}")
     reader.close()
     assert len({get.result() for get in gets}) == 2
     assert list(tmp_path.iterdir()) == [path]
@@ -254,7 +254,7 @@ def test_the_loser_of_a_hedge_stops_at_its_next_piece(store, tmp_path):
 
     names = itertools.count()
     reader = RangedReader(SlowAfterItsFirstPiece(), requests_max=2, hedging=QuickToHedge())
-    path = reader.fetch(ref(), lambda: tmp_path / f"{next(names)}")
+    path = reader.fetch_chunk(ref(), lambda: tmp_path / f"{next(names)}")
     won.set()
     reader.close()
     assert path.read_bytes() == BODY[1000:700_000]

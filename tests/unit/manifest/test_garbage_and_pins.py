@@ -105,7 +105,7 @@ def test_a_pin_keeps_the_objects_and_the_version() -> None:
     bucket.clock.now_ms += 2 * DAY_MS
     bucket.collect()
     assert bucket.segments() == [200, 300]
-    assert bucket.pins.all() == []
+    assert bucket.pins.all_pins() == []
 
 
 def test_a_version_with_several_pins_is_loaded_once() -> None:
@@ -124,7 +124,7 @@ def test_a_trim_overrides_pins() -> None:
     bucket.clock.now_ms += DAY_MS
     bucket.collect()
     assert bucket.segments() == [200, 300]
-    assert len(list(bucket.pins.missing_objects(bucket.pins.all()[0].version))) == 4
+    assert len(list(bucket.pins.missing_objects(bucket.pins.all_pins()[0].version))) == 4
 
 
 def test_orphans_are_deleted_by_age_and_referenced_objects_stay() -> None:
@@ -254,7 +254,7 @@ def test_pinning_a_version_whose_objects_are_gone_fails() -> None:
         bucket.pins.create_pin("late", version)
     with pytest.raises(UnknownManifestVersion):
         bucket.pins.create_pin("never", 99)
-    assert bucket.pins.all() == []
+    assert bucket.pins.all_pins() == []
 
 
 def test_a_pin_of_a_missing_version_does_not_block_collection() -> None:
@@ -284,7 +284,7 @@ def test_a_pin_is_created_once_even_if_the_response_is_lost() -> None:
         bucket.pins.create_pin("one", 2)
     bucket.pins.delete_pin("one")
     bucket.pins.delete_pin("one")
-    assert bucket.pins.all() == []
+    assert bucket.pins.all_pins() == []
 
 
 def test_a_plan_based_on_an_older_version_deletes_nothing() -> None:
@@ -350,7 +350,7 @@ def test_pinning_a_version_that_is_being_deleted_fails(monkeypatch: pytest.Monke
     monkeypatch.setattr(bucket.store, "delete", pin_then_delete)
     bucket.collect()
     assert [stat.version for stat in bucket.manifests.versions.stats()] == [7, 8, 9]
-    assert bucket.pins.all() == []
+    assert bucket.pins.all_pins() == []
 
 
 def test_pinning_objects_that_are_being_deleted_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,7 +366,7 @@ def test_pinning_objects_that_are_being_deleted_fails(monkeypatch: pytest.Monkey
     monkeypatch.setattr(bucket.store, "delete", pin_then_delete)
     bucket.state = bucket.collector.delete_garbage(bucket.state, plan)
     assert bucket.segments() == [200, 300]
-    assert bucket.pins.all() == []
+    assert bucket.pins.all_pins() == []
 
 
 def test_a_pin_created_just_before_the_commit_keeps_its_objects(
@@ -430,7 +430,7 @@ def test_what_may_not_be_deleted_keeps_nothing_else() -> None:
         (),
     ]
     assert [stat.version for stat in bucket.manifests.versions.stats()][:2] == [1, 7]
-    assert (bucket.store.uploads, bucket.pins.all()) == ([], [])
+    assert (bucket.store.uploads, bucket.pins.all_pins()) == ([], [])
 
 
 def test_a_pinned_page_deleted_by_a_trim_does_not_block_collection() -> None:
@@ -479,7 +479,7 @@ def test_a_pin_recreated_after_the_plan_is_kept() -> None:
     bucket.pins.delete_pin("nightly")
     again = bucket.pins.create_pin("nightly", bucket.state.version)
     bucket.collector.delete_garbage(bucket.state, plan)
-    assert bucket.pins.all() == [again]
+    assert bucket.pins.all_pins() == [again]
 
 
 def test_a_pin_recreated_while_objects_are_deleted_is_kept() -> None:
@@ -498,7 +498,7 @@ def test_a_pin_recreated_while_objects_are_deleted_is_kept() -> None:
     bucket.store.faults = pin_again
     bucket.collect()
     assert len(again) == 1
-    assert bucket.pins.all() == again
+    assert bucket.pins.all_pins() == again
 
 
 def test_a_pin_that_cannot_be_verified_is_withdrawn() -> None:
@@ -509,7 +509,7 @@ def test_a_pin_that_cannot_be_verified_is_withdrawn() -> None:
     with pytest.raises(StoreUnavailable):
         bucket.pins.create_pin("backfill", bucket.state.version)
     bucket.store.faults = lambda call, key: None
-    assert bucket.pins.all() == []
+    assert bucket.pins.all_pins() == []
 
 
 def test_the_cached_error_of_a_page_does_not_grow_when_raised_again() -> None:
