@@ -52,7 +52,7 @@ class Settings:
     tls_key: str | None = None
 
 
-def load(
+def load_settings(
     flags: Mapping[str, object],
     environment: Mapping[str, str],
     file: Path | None,

@@ -95,7 +95,7 @@ def bench(
 
         phases = [
             run("produce", plan, produce),
-            run("fetch", range(partitions), partial(_read, client, topic)),
+            run("fetch", range(partitions), partial(_read_partition, client, topic)),
         ]
     finally:
         client.delete_topic(topic)
@@ -126,19 +126,19 @@ def _measured(
     done: list[Work] = []
     with progress_bar(phase, total=total) as move:
 
-        def run(partition: int) -> None:
+        def run_requests(partition: int) -> None:
             for work in requests(partition):
                 done.append(work)
                 move(advance=work.records)
 
         began = time.perf_counter()
         with _threads(connections) as pool:
-            for _ in pool.map(run, plan):
+            for _ in pool.map(run_requests, plan):
                 pass
         return _figures(phase, done, time.perf_counter() - began)
 
 
-def _read(client: Client, topic: str, partition: int) -> Iterator[Work]:
+def _read_partition(client: Client, topic: str, partition: int) -> Iterator[Work]:
     """Read a whole partition as raw batches."""
     from tierlog.client.calls import Limits
 

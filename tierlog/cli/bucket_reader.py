@@ -53,9 +53,9 @@ class BucketReader:
     def topics(self, names: Iterable[str]) -> Iterator[Topic | CorruptDataError]:
         """The topics of these names; deleted ones are skipped, unreadable ones are errors."""
         with ThreadPoolExecutor(MAX_CONCURRENT_LOOKUPS) as pool:  # four requests each
-            yield from filter(None, pool.map(self._find, names))
+            yield from filter(None, pool.map(self._find_undeleted, names))
 
-    def _find(self, name: str) -> Topic | CorruptDataError | None:
+    def _find_undeleted(self, name: str) -> Topic | CorruptDataError | None:
         try:
             topic = self.topic(name)
         except UnknownTopic:
@@ -93,7 +93,7 @@ class BucketReader:
     def history(self, topic: TopicObject, partition: int) -> list[VersionStat]:
         return self._manifests(topic, partition).versions.stats()
 
-    def entries(self, topic: TopicObject, manifest: Manifest) -> Iterator[SegmentEntry]:
+    def segment_entries(self, topic: TopicObject, manifest: Manifest) -> Iterator[SegmentEntry]:
         """All segment entries, including those in pages, oldest first."""
         manifests = self._manifests(topic, manifest.partition)
         return manifests.iter_entries(manifest, from_offset=manifest.log_start_offset)
@@ -104,7 +104,7 @@ class BucketReader:
         manifest = manifests.load_manifest()
         if manifest is None:
             return []
-        return [self.segment(entry) for entry in self.entries(topic, manifest)]
+        return [self.segment(entry) for entry in self.segment_entries(topic, manifest)]
 
     def garbage(self, name: str, policy: GarbagePolicy) -> dict[int, GarbagePlan]:
         """What the owner would collect now with this policy, by partition. Raises UnknownTopic."""

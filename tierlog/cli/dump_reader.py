@@ -167,16 +167,16 @@ class LogFile:
         """Headers of whole batches. Raises CorruptBatch at invalid bytes, and OSError."""
         position = 0
         while position < self.size_bytes:
-            header = parse_header(self._read(position, HEADER_SIZE), at=position)
+            header = parse_header(self._read_bytes(position, HEADER_SIZE), at=position)
             if header.end_position > self.size_bytes:
                 raise CorruptBatch("the batch is truncated", position=position)
             yield header
             position = header.end_position
 
     def batch(self, header: BatchHeader) -> bytes:
-        return self._read(header.position, header.size_bytes)
+        return self._read_bytes(header.position, header.size_bytes)
 
-    def _read(self, position: int, size_bytes: int) -> bytes:
+    def _read_bytes(self, position: int, size_bytes: int) -> bytes:
         self._file.seek(position)
         return self._file.read(min(size_bytes, self.size_bytes - position))
 
@@ -191,7 +191,7 @@ def _log_items(path: Path, log: LogFile, *, with_records: bool) -> Iterator[Item
             yield BatchItem(header, _crc_matches(data, header.at(0)))
             if with_records:
                 for item in _record_items(path, data, header):
-                    gaps.add(item)
+                    gaps.note_item(item)
                     yield item
             end = header.end_position
     except CorruptBatch as error:
@@ -214,7 +214,7 @@ class _GapFinder:
         self.more = 0
         self._last = -1
 
-    def add(self, item: Item) -> None:
+    def note_item(self, item: Item) -> None:
         if not isinstance(item, RecordItem):
             return
         offset = item.record.offset

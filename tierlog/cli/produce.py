@@ -112,8 +112,8 @@ def produce(
             target.append_batches(source)
         else:
             for number, item in _read_items(kind, source, file, key=key, delimiter=delimiter):
-                batcher.add(number, item)
-            batcher.send()
+                batcher.add_item(number, item)
+            batcher.send_items()
     if not target.summary.records:
         client.describe_topic(topic)  # a wrong name is an error even if the input is empty
     target.summary.report(as_json=output.is_json)
@@ -160,7 +160,7 @@ class _Target:
     def _appended(self, response: ProduceResponse) -> None:
         from tierlog.client.exchange import RETRY_OVER_RESTART
 
-        self.summary.add(response)
+        self.summary.add_response(response)
         self._client.retries = RETRY_OVER_RESTART  # broker and topic exist
 
 
@@ -254,7 +254,7 @@ class _Summary:
         self.partitions: dict[int, dict[str, int]] = {}
         self.warnings: set[str] = set()
 
-    def add(self, response: ProduceResponse) -> None:
+    def add_response(self, response: ProduceResponse) -> None:
         self.records += response.accepted or 0
         self.warnings.update(response.warnings)
         self._add_results(response.results)

@@ -191,7 +191,7 @@ class RequestBatcher:
         self._buffered_bytes = 0
         self._due_s = 0.0
 
-    def add(self, number: int, item: Item) -> None:
+    def add_item(self, number: int, item: Item) -> None:
         """`number`: the item's position in the whole input, from 1."""
         if not self._items:
             self._due_s = time.monotonic() + LINGER_S
@@ -200,9 +200,9 @@ class RequestBatcher:
         parts = (item,) if isinstance(item, bytes) else item[:2]
         self._buffered_bytes += 64 + sum(len(one) for one in parts if isinstance(one, (bytes, str)))
         if len(self._items) >= self._max_records or self._buffered_bytes >= self._max_bytes:
-            self.send()
+            self.send_items()
 
-    def send(self) -> None:
+    def send_items(self) -> None:
         """Send everything that is buffered. Raises the broker's error."""
         items, self._items, self._buffered_bytes = self._items, [], 0
         numbers, self._numbers = self._numbers, []
@@ -243,7 +243,7 @@ class LiveInput(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]
         # Also with an empty buffer: a non-blocking pipe without input would seem to be at its end.
         while not self._poll.poll(self._batcher.remaining_linger_ms()):
-            self._batcher.send()
+            self._batcher.send_items()
         return self._source.readinto(buffer)
 
     def close(self) -> None:

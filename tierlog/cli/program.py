@@ -185,7 +185,7 @@ def main() -> NoReturn:
     _buffer_output()
     _ignore_errors_of_stderr()
     try:
-        code = run(sys.argv[1:])
+        code = run_command(sys.argv[1:])
     finally:
         _flush_or_discard_output()
     if terminated and code == INTERRUPTED:
@@ -235,7 +235,7 @@ def _ignore_errors_of_stderr() -> None:
     )
 
 
-def run(arguments: list[str]) -> int:
+def run_command(arguments: list[str]) -> int:
     """Run one command; return its exit code."""
     command = typer.main.get_command(app)
     _hide_types_of_flags(command.params)

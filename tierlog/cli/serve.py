@@ -81,7 +81,7 @@ def serve(
     given = {setting.name: getattr(flags, _field_name(setting)) for setting in TABLE}
     file = config or (Path(found) if (found := os.environ.get("TIERLOG_CONFIG")) else None)
     configure_logs(verbose=verbose)
-    loaded = settings.load(given, os.environ, file)
+    loaded = settings.load_settings(given, os.environ, file)
     store = loaded.store_url or "no store: nothing is offloaded"
 
     def announce(url: str) -> None:
@@ -112,7 +112,7 @@ def dev(
         "listen": f"127.0.0.1:{port}",
     }
     configure_logs(verbose=verbose)
-    loaded = settings.load(flags, os.environ, None)
+    loaded = settings.load_settings(flags, os.environ, None)
     run_broker(loaded, announce=lambda url: _announce(url, folder), verbose=verbose)
 
 

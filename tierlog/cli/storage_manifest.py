@@ -147,7 +147,7 @@ def _offline_manifest(
         topic = bucket.topic(name)
         found = bucket.manifest(topic, partition, version=version)
         members = structs.asdict(found) | {"end_offset": found.end_offset}
-        entries = [to_builtins(bucket.segment(one)) for one in bucket.entries(topic, found)]
+        entries = [to_builtins(bucket.segment(one)) for one in bucket.segment_entries(topic, found)]
         return members | {"segments": entries}
 
 

@@ -94,7 +94,7 @@ class Reading(NamedTuple):
         return sums
 
 
-def read(text: str, *, at_s: float) -> Reading:
+def parse_metrics(text: str, *, at_s: float) -> Reading:
     """Parse Prometheus' text format. Raises UnexpectedAnswer."""
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -201,11 +201,11 @@ def top(
 def _loads(client: Client, *, every: float, looks: int | None) -> Iterator[Load]:
     from tierlog.client.exchange import RETRY_OVER_RESTART
 
-    before = read(client.metrics(), at_s=time.monotonic())
+    before = parse_metrics(client.metrics(), at_s=time.monotonic())
     client.retries = RETRY_OVER_RESTART  # the broker exists: wait over a restart
     for _ in count() if looks is None else range(looks):
         time.sleep(every)
-        now = read(client.metrics(), at_s=time.monotonic())
+        now = parse_metrics(client.metrics(), at_s=time.monotonic())
         yield load_between(before, now)
         before = now
 

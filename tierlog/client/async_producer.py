@@ -92,7 +92,9 @@ class AsyncProducer(ProducerCore[asyncio.Future[RecordMetadata]]):
             self._check_open()
             if partition is None:
                 partition = self._partitioner.choose(topic, record)
-            future, wake_sender = self._accumulator.add((topic, partition), record, now_ms=now_ms)
+            future, wake_sender = self._accumulator.buffer_record(
+                (topic, partition), record, now_ms=now_ms
+            )
         if wake_sender:
             self._wake.set()
         return future

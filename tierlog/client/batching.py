@@ -195,7 +195,7 @@ class PendingBatch(Generic[FutureT]):
     def buffered_bytes(self) -> int:
         return self.size_bytes - HEADER_SIZE + len(self) * RECORD_OVERHEAD_BYTES
 
-    def add(self, record: PreparedRecord) -> FutureT:
+    def add_record(self, record: PreparedRecord) -> FutureT:
         future = self.new_future()
         try:
             self.values.append(record.value)
@@ -252,7 +252,7 @@ class Accumulator(Generic[FutureT]):
         buffered_bytes = self.buffered_bytes + record.size_bytes + RECORD_OVERHEAD_BYTES
         return self.buffered_bytes <= 0 or buffered_bytes <= self._batching.buffer_bytes
 
-    def add(
+    def buffer_record(
         self, topic_partition: TopicPartition, record: PreparedRecord, *, now_ms: int
     ) -> tuple[FutureT, bool]:
         """The record's future, and whether to wake the sender: a batch was opened, or is full."""
@@ -264,11 +264,11 @@ class Accumulator(Generic[FutureT]):
         if is_new_batch:
             due_ms = now_ms + self._batching.linger_ms
             pending = PendingBatch(topic_partition, due_ms, self._new_factory())
-            future = pending.add(record)
+            future = pending.add_record(record)
             queue.append(pending)  # last: Ctrl-C must not leave an empty batch
         else:
             pending = queue[-1]
-            future = pending.add(record)
+            future = pending.add_record(record)
         self.buffered_bytes += size + RECORD_OVERHEAD_BYTES
         return future, is_new_batch or pending.size_bytes >= limit
 
@@ -297,7 +297,7 @@ class Accumulator(Generic[FutureT]):
             del self._queues[pending.topic_partition]
         self.buffered_bytes -= pending.buffered_bytes
         if not self._queues:
-            self.buffered_bytes = 0  # Ctrl-C during `add` leaves it wrong by one record
+            self.buffered_bytes = 0  # Ctrl-C during `buffer_record` leaves it wrong by one record
 
     def fail_all(self, error: BaseException) -> None:
         """Fail what is queued or in flight, when nothing can be sent or awaited any more."""

@@ -328,7 +328,7 @@ def fetch(
     from_offset = start if isinstance(start, int) and timestamp is None else 0
     from_ms = to_ms(timestamp)
 
-    def read(response: Response) -> FetchedRecords:
+    def read_fetched(response: Response) -> FetchedRecords:
         fetched = raw.read(response)
         records, corrupt_from = decode_fetched(
             fetched.batches,
@@ -348,7 +348,7 @@ def fetch(
             fetched = fetched._replace(next_offset=next_offset, up_to_date=False)
         return FetchedRecords(records[: limits.max_records], *fetched[1:])
 
-    return Call(raw.request, read)
+    return Call(raw.request, read_fetched)
 
 
 # --- offsets, segments, manifests, storage --------------------------------------------------------
@@ -366,13 +366,13 @@ def offset_for_timestamp(
     request = _get_of(topic, partition, "offsets", query(timestamp=to_ms(timestamp)))
     parse = json_reader(_OffsetAt)
 
-    def read(response: Response) -> OffsetAndTimestamp | None:
+    def read_position(response: Response) -> OffsetAndTimestamp | None:
         found = parse(response)
         if found.offset is None or found.timestamp is None:
             return None
         return OffsetAndTimestamp(found.offset, found.timestamp)
 
-    return Call(request, read)
+    return Call(request, read_position)
 
 
 def segments_page(

@@ -237,7 +237,7 @@ class Client(_BrokerClient[httpx2.BaseTransport, Generator[ConsumedRecord, None,
             return
         if progress not in self._active_groups:
             return  # after a fork it belongs to the other process
-        if (commit := progress.commit()) is not None:
+        if (commit := progress.commit_consumed()) is not None:
             self.call(commit)
 
     def segments(
@@ -347,7 +347,7 @@ class AsyncClient(_BrokerClient[httpx2.AsyncBaseTransport, AsyncGenerator[Consum
 
     async def _commit(self, progress: GroupProgress) -> None:
         async with self._committing:  # `aclose` waits for a commit in flight
-            commit = progress.commit()
+            commit = progress.commit_consumed()
             if commit is not None and not self._http.is_closed:
                 await self.call(commit)
 

@@ -165,7 +165,7 @@ class GroupProgress:
             self._committed_s = now_s
         if now_s - self._committed_s < COMMIT_INTERVAL_S:
             return None
-        if (commit := self.commit()) is not None:
+        if (commit := self.commit_consumed()) is not None:
             self._committed_s = now_s
         return commit
 
@@ -177,7 +177,7 @@ class GroupProgress:
         left_s = self._committed_s + COMMIT_INTERVAL_S - now_s
         return min(wait_ms, ceil(left_s * 1000))
 
-    def commit(self) -> Call[None] | None:
+    def commit_consumed(self) -> Call[None] | None:
         """A commit of all offsets that are not committed; None if there are none. They count as
         committed once the broker has confirmed it.
         """
@@ -190,11 +190,11 @@ class GroupProgress:
         ]
         call = commit_offsets(self.name, offsets)
 
-        def read(response: Response) -> None:
+        def note_committed(response: Response) -> None:
             call.read(response)
             self._committed.update(uncommitted)
 
-        return replace(call, read=read)
+        return replace(call, read=note_committed)
 
     def _uncommitted(self) -> dict[int, int]:
         return {

@@ -115,7 +115,7 @@ class Producer(ProducerCore[Delivery]):
             if partition is None:
                 partition = self._partitioner.choose(topic, record)
             try:
-                delivery, wake_sender = self._accumulator.add(
+                delivery, wake_sender = self._accumulator.buffer_record(
                     (topic, partition), record, now_ms=now_ms
                 )
                 if wake_sender:

@@ -247,7 +247,7 @@ class Readiness(NamedTuple):
 
 
 def json_reader(kind: type[T]) -> Callable[[Response], T]:
-    def read(response: Response) -> T:
+    def read_json(response: Response) -> T:
         try:
             return decode_json(response.body, kind)
         except msgspec.DecodeError as error:
@@ -255,7 +255,7 @@ def json_reader(kind: type[T]) -> Callable[[Response], T]:
                 f"the response does not belong to this API ({error}): is that a tierlog broker?"
             ) from error
 
-    return read
+    return read_json
 
 
 def read_batches(response: Response) -> FetchedBatches:

@@ -100,7 +100,7 @@ class ConnectionConfig:
             file = self.environment.get("TIERLOG_TOKEN_FILE") or None
         if token or file is None:
             return _Bearer(lambda: _validated(token, "token")) if token else None
-        return _Bearer(lambda: _validated(_read(file), f"token file {file}"))
+        return _Bearer(lambda: _validated(_read_token(file), f"token file {file}"))
 
     def http_arguments(self, request: Request) -> dict[str, Any]:
         """The arguments of `httpx2.Client.request`, also of the asynchronous one."""
@@ -184,7 +184,7 @@ def _server_url(server: str) -> httpx2.URL:
     return url
 
 
-def _read(file: str | Path) -> str:
+def _read_token(file: str | Path) -> str:
     try:
         return Path(file).read_text()
     except OSError as error:

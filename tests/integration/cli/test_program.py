@@ -217,7 +217,7 @@ def test_output_that_is_cut_short_is_a_failure(tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_does_not_replace_the_exit_code_of_a_failure():
-    interrupted = "program.run = lambda _: print('half') or program.INTERRUPTED"
+    interrupted = "program.run_command = lambda _: print('half') or program.INTERRUPTED"
     with open("/dev/full", "wb") as full:
         result = subprocess.run(
             [

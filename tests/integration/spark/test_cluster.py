@@ -15,7 +15,7 @@ CHILD = """
 import json, sys
 import pyarrow as pa
 from tierlog.spark_reader.jobs.session import job_session
-from tierlog.cli.program import run
+from tierlog.cli.program import run_command
 
 def where(batches):
     from tierlog.record_format import arrow
@@ -29,7 +29,7 @@ with job_session("cluster", master=sys.argv[1], config=few) as session:
     rows = session.range(2, numPartitions=2).mapInArrow(where, "file string").collect()
     print(json.dumps(sorted({row.file for row in rows})))
     for command in json.loads(sys.argv[2]):  # each reuses the active session
-        assert run(command) == 0, command
+        assert run_command(command) == 0, command
         print()
 """
 

@@ -17,7 +17,7 @@ import pytest
 from tests.fakes import spark_process
 from tests.fakes.forked import ROOT
 from tests.fakes.two_tiers import two_tiers
-from tierlog.cli.program import run as run_command
+from tierlog.cli.program import run_command
 from tierlog.client.client import Client
 from tierlog.record_format.errors import InvalidRequest
 from tierlog.record_format.findings import ProblemKind

@@ -21,7 +21,7 @@ from tierlog.record_format import errors
 def test_only_one_batch_of_a_partition_is_in_flight():
     accumulator = Accumulator(Batching(linger_ms=10, batch_bytes=250), Delivery.factory_for_batch)
     for _ in range(4):
-        accumulator.add(("t", 0), record(b"v" * 100), now_ms=0)
+        accumulator.buffer_record(("t", 0), record(b"v" * 100), now_ms=0)
     first = accumulator.take_due(now_ms=0)
     assert first is not None
     assert accumulator.take_due(now_ms=100) is None
@@ -40,10 +40,10 @@ def test_a_partition_that_is_always_full_does_not_starve_others():
         Accumulator(Batching(linger_ms=10, batch_bytes=250), Delivery.factory_for_batch),
         [],
     )
-    accumulator.add(("t", 0), record(b"v" * 200), now_ms=0)
-    accumulator.add(("t", 1), record(b"v"), now_ms=0)
+    accumulator.buffer_record(("t", 0), record(b"v" * 200), now_ms=0)
+    accumulator.buffer_record(("t", 1), record(b"v"), now_ms=0)
     for _ in range(4):
-        accumulator.add(("t", 0), record(b"v" * 200), now_ms=0)
+        accumulator.buffer_record(("t", 0), record(b"v" * 200), now_ms=0)
         pending = accumulator.take_due(now_ms=20)
         sent.append(pending.topic_partition[1])
         accumulator.finish(pending)
@@ -52,7 +52,7 @@ def test_a_partition_that_is_always_full_does_not_starve_others():
 
 def test_a_batch_is_due_after_its_linger_time():
     accumulator = Accumulator(Batching(linger_ms=10), Delivery.factory_for_batch)
-    accumulator.add(("t", 0), record(b"v"), now_ms=5)
+    accumulator.buffer_record(("t", 0), record(b"v"), now_ms=5)
     assert accumulator.take_due(now_ms=14) is None
     assert accumulator.next_due_ms() == 15
     assert accumulator.take_due(now_ms=15) is not None

@@ -533,12 +533,12 @@ def test_an_interrupted_commit_is_repeated():
     """As by a cancelled task: otherwise its offsets would never be committed."""
     progress = GroupProgress("g", PartitionCursor("t"))
     progress.consumed_before(ConsumedRecord("t", 0, 5, 0, None, b"v", ()))
-    interrupted = progress.commit()
-    repeated = progress.commit()
+    interrupted = progress.commit_consumed()
+    repeated = progress.commit_consumed()
     assert repeated is not None
     assert repeated.request == interrupted.request
     repeated.read(Response(204, {}, b""))
-    assert progress.commit() is None
+    assert progress.commit_consumed() is None
 
 
 def test_an_up_to_date_follower_long_polls():

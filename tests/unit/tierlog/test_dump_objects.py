@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fakes.scripted_s3 import Reply, Request, scripted_s3
-from tierlog.cli.program import run
+from tierlog.cli.program import run_command
 from tierlog.host import retry
 from tierlog.host.retry import OUTAGE_POLICY, READ_POLICY
 
@@ -50,6 +50,6 @@ def test_a_dump_of_an_object_rides_out_an_outage(monkeypatch, capsysbinary):
     store = FlakyStore()
     with scripted_s3(store) as (endpoint, _):
         named = ("--s3-endpoint", endpoint, "--s3-region", "us-east-1")
-        code = run(["dump", f"s3://bucket/p/{NAME}", *named])
+        code = run_command(["dump", f"s3://bucket/p/{NAME}", *named])
     assert (code, store.refused) == (0, {"HEAD": OUTAGE, "GET": OUTAGE})
     assert b"epoch: 3 startOffset: 17" in capsysbinary.readouterr().out

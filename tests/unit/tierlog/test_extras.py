@@ -43,7 +43,8 @@ def run_without(names: set[str], code: str) -> subprocess.CompletedProcess:
 )
 def test_a_command_names_the_missing_extra(arguments, hint):
     completed = run_without(
-        set(OPTIONAL_PACKAGES), f"from tierlog.cli.program import run\nsys.exit(run({arguments!r}))"
+        set(OPTIONAL_PACKAGES),
+        f"from tierlog.cli import program\nsys.exit(program.run_command({arguments!r}))",
     )
     assert (completed.returncode, completed.stderr) == (1, f"tierlog: {hint}\n")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tierlog.cli.program import COMMANDS, load_command, run
+from tierlog.cli.program import COMMANDS, load_command, run_command
 
 WIDTH = 80
 
@@ -27,7 +27,7 @@ def words_to_type(parameter):
 @pytest.mark.parametrize(("path", "command"), list(commands()))
 def test_option_names_are_neither_truncated_nor_wrapped(path, command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(WIDTH))
-    assert run([*path, "--help"]) == 0
+    assert run_command([*path, "--help"]) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= WIDTH
     assert "…" not in shown.replace("s3://…", "").replace("file:///…", "")
@@ -38,7 +38,7 @@ def test_option_names_are_neither_truncated_nor_wrapped(path, command, capsys, m
 
 def test_the_first_page_of_help_names_every_command(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(WIDTH))
-    assert run(["--help"]) == 0
+    assert run_command(["--help"]) == 0
     shown = capsys.readouterr().out
     assert "…" not in shown
     assert all(name in shown for name in (*COMMANDS, "--install-completion"))
@@ -46,6 +46,6 @@ def test_the_first_page_of_help_names_every_command(capsys, monkeypatch):
 
 def test_a_flag_is_shown_without_a_type(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(WIDTH))
-    assert run(["topic", "delete", "--help"]) == 0
+    assert run_command(["topic", "delete", "--help"]) == 0
     (line,) = (one for one in capsys.readouterr().out.splitlines() if "--yes" in one)
     assert "bool" not in line

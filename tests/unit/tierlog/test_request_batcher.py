@@ -25,7 +25,7 @@ def test_an_empty_nonblocking_pipe_is_not_at_its_end():
             return None
 
     batcher = Due(sent.append, max_records=9, max_bytes=99)
-    batcher.add(1, b"pending")
+    batcher.add_item(1, b"pending")
     try:
         with LiveInput(io.FileIO(read), batcher) as live:
             assert live.readinto(memoryview(bytearray(10))) == len(b"more")
@@ -66,8 +66,8 @@ def test_errors_name_records_by_their_number_in_the_input(error: TierlogError, m
         raise error
 
     batcher = RequestBatcher(refuse, max_records=10, max_bytes=1000)
-    batcher.add(7, b"first")
-    batcher.add(9, b"second")
+    batcher.add_item(7, b"first")
+    batcher.add_item(9, b"second")
     with pytest.raises(TierlogError) as refused:
-        batcher.send()
+        batcher.send_items()
     assert str(refused.value) == message

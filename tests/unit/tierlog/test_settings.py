@@ -25,7 +25,7 @@ def test_flags_take_precedence_over_variables_and_those_over_the_file(tmp_path):
     file = tmp_path / "tierlog.toml"
     file.write_text("[cache]\nbytes = 1\n[gc]\ngrace.ms = 5\n[http]\nrecords.max = 7\n")
     environment = {"TIERLOG_CACHE_BYTES": "2", "TIERLOG_GC_GRACE_MS": "6", "HOME": "/"}
-    loaded = settings.load(DATA | {"cache.bytes": "3"}, environment, file)
+    loaded = settings.load_settings(DATA | {"cache.bytes": "3"}, environment, file)
     assert loaded.broker.cache_bytes == 3
     assert loaded.broker.gc_grace_ms == 6
     assert loaded.http.records_max == 7
@@ -35,11 +35,11 @@ def test_a_topic_setting_in_the_file_is_refused_with_a_hint(tmp_path):
     file = tmp_path / "tierlog.toml"
     file.write_text("[offload]\nmax.lag.ms = 60000\n")
     with pytest.raises(ConfigurationError, match="is a topic setting: tierlog topic alter"):
-        settings.load(DATA, {}, file)
+        settings.load_settings(DATA, {}, file)
 
 
 def test_defaults_are_those_of_the_settings_classes():
-    loaded = settings.load(DATA, {}, None)
+    loaded = settings.load_settings(DATA, {}, None)
     assert loaded.broker == BrokerSettings(data_dir=Path("d"))
     assert loaded.http.body_max_bytes == HttpSettings().body_max_bytes
     assert (loaded.host, loaded.port, loaded.store_url) == ("127.0.0.1", 8640, None)
@@ -65,7 +65,7 @@ def test_no_time_is_longer_than_a_thread_can_wait(setting):
     assert setting.most / 1000 <= threading.TIMEOUT_MAX
     for digits in (16, 400):
         with pytest.raises(ConfigurationError, match=re.escape(setting.name)):
-            settings.load(DATA | {setting.name: "9" * digits}, {}, None)
+            settings.load_settings(DATA | {setting.name: "9" * digits}, {}, None)
 
 
 def test_every_field_of_the_broker_settings_has_a_row():
@@ -78,22 +78,22 @@ def test_every_field_of_the_broker_settings_has_a_row():
 def test_prices_are_parsed_as_dollars(tmp_path):
     file = tmp_path / "tierlog.toml"
     file.write_text("[price]\nput.per.1000 = 0.01\nstored.per.gb.month = 1\n")
-    prices = settings.load(DATA | {"price.get.per.1000": "0.0005"}, {}, file).broker.prices
+    prices = settings.load_settings(DATA | {"price.get.per.1000": "0.0005"}, {}, file).broker.prices
     assert prices == PriceTable(put_per_1000=0.01, get_per_1000=0.0005, stored_per_gb_month=1.0)
     for bad in ("-1", "nan", "inf", "free"):
         with pytest.raises(ConfigurationError, match="price in dollars"):
-            settings.load(DATA | {"price.put.per.1000": bad}, {}, None)
+            settings.load_settings(DATA | {"price.put.per.1000": bad}, {}, None)
 
 
 @pytest.mark.parametrize("url", ["file:///srv/bucket", "memory://bucket"])
 def test_a_local_store_costs_nothing_by_default(url):
-    default = settings.load(DATA | {"store": url}, {}, None).broker.prices
+    default = settings.load_settings(DATA | {"store": url}, {}, None).broker.prices
     assert set(dataclasses.astuple(default)) == {0.0}
-    configured = settings.load(
+    configured = settings.load_settings(
         DATA | {"store": url, "price.put.per.1000": "2"}, {}, None
     ).broker.prices
     assert configured == dataclasses.replace(default, put_per_1000=2.0)
-    s3 = settings.load(DATA | {"store": "s3://bucket/prefix"}, {}, None).broker.prices
+    s3 = settings.load_settings(DATA | {"store": "s3://bucket/prefix"}, {}, None).broker.prices
     assert s3 == PriceTable()
 
 
@@ -108,7 +108,7 @@ def test_a_local_store_costs_nothing_by_default(url):
     ],
 )
 def test_sizes_and_durations_may_have_units(name, raw, value):
-    loaded = settings.load(DATA | {name: raw}, {}, None)
+    loaded = settings.load_settings(DATA | {name: raw}, {}, None)
     assert getattr(loaded.broker, name.replace(".", "_")) == value
 
 
@@ -126,13 +126,13 @@ def test_sizes_and_durations_may_have_units(name, raw, value):
 )
 def test_an_invalid_value_is_refused_by_name(flags, message):
     with pytest.raises(ConfigurationError, match=message):
-        settings.load(flags, {}, None)
+        settings.load_settings(flags, {}, None)
 
 
 def test_an_unknown_variable_is_a_warning_with_the_nearest_name():
     environment = {"TIERLOG_CASHE_BYTES": "1", "TIERLOG_SEVER": "", "TIERLOG_SERVER": "http://b"}
     with capture_logs() as logged:
-        loaded = settings.load(DATA, environment, None)
+        loaded = settings.load_settings(DATA, environment, None)
     assert loaded.broker.cache_bytes is None
     assert [(line["log_level"], line["event"]) for line in logged] == [
         ("warning", "TIERLOG_CASHE_BYTES: unknown setting; did you mean 'TIERLOG_CACHE_BYTES'?"),
@@ -144,37 +144,37 @@ def test_an_unknown_name_in_the_file_is_refused(tmp_path):
     file = tmp_path / "t.toml"
     file.write_text("cache.size = 1\n")
     with pytest.raises(ConfigurationError, match=r"cache\.size"):
-        settings.load(DATA, {}, file)
+        settings.load_settings(DATA, {}, file)
     file.write_text("cache = [")
     with pytest.raises(ConfigurationError, match=r"t\.toml"):
-        settings.load(DATA, {}, file)
+        settings.load_settings(DATA, {}, file)
 
 
 def test_a_public_address_is_allowed_with_insecure_no_auth():
     flags = DATA | {"listen": "[::]:9", "insecure.no.auth": True}
-    loaded = settings.load(flags, {}, None)
+    loaded = settings.load_settings(flags, {}, None)
     assert (loaded.host, loaded.port, loaded.http.check_host) == ("::", 9, False)
 
 
 def test_a_public_address_is_allowed_with_tokens(tmp_path):
     flags = {"data.dir": tmp_path, "listen": "0.0.0.0:9"}
     with pytest.raises(ConfigurationError, match="tierlog token create"):
-        settings.load(flags, {}, None)
+        settings.load_settings(flags, {}, None)
     (tmp_path / "tierlog").mkdir()
     tokens = tmp_path / "tierlog" / "tokens.json"
     tokens.touch()
-    loaded = settings.load(flags, {}, None)
+    loaded = settings.load_settings(flags, {}, None)
     assert (loaded.http.tokens_file, loaded.http.tokens_required) == (tokens, True)
-    assert not settings.load({"data.dir": tmp_path}, {}, None).http.tokens_required
+    assert not settings.load_settings({"data.dir": tmp_path}, {}, None).http.tokens_required
 
 
 def test_a_configured_tokens_file_must_exist(tmp_path):
     other = tmp_path / "other.json"
     flags = DATA | {"tokens.file": str(other)}
     with pytest.raises(ConfigurationError, match=r"other\.json"):
-        settings.load(flags, {}, None)
+        settings.load_settings(flags, {}, None)
     other.touch()
-    assert settings.load(flags, {}, None).http.tokens_file == other
+    assert settings.load_settings(flags, {}, None).http.tokens_file == other
 
 
 def test_setting_names_and_flags_are_unique():
@@ -191,7 +191,7 @@ import sys, warnings
 from pathlib import Path
 from tierlog import settings
 warnings.simplefilter("error", EncodingWarning)
-print(ascii(str(settings.load({}, {}, Path(sys.argv[1])).broker.data_dir)))
+print(ascii(str(settings.load_settings({}, {}, Path(sys.argv[1])).broker.data_dir)))
 """
     done = subprocess.run(
         [sys.executable, "-X", "warn_default_encoding", "-c", code, file],

@@ -8,7 +8,7 @@ from urllib.request import url2pathname
 import pytest
 
 from tierlog.cli.on_spark import job
-from tierlog.cli.program import run
+from tierlog.cli.program import run_command
 
 
 @pytest.fixture
@@ -49,14 +49,14 @@ def test_sigterm_ends_a_command_on_spark_at_once():
 
 @pytest.mark.parametrize("command", [["stats", "t"], ["replay", "t", "--to-json", "folder"]])
 def test_a_missing_source_is_reported_before_spark_starts(session_config, capsys, command):
-    assert run(command) == 2
+    assert run_command(command) == 2
     assert "give --store URL, or --server URL" in capsys.readouterr().err
     assert not session_config
 
 
 @pytest.mark.parametrize("targets", [[], ["--to-json", "a", "--to-parquet", "b"]])
 def test_a_replay_has_one_target(capsys, targets):
-    assert run(["replay", "t", "--store", "file:///a", *targets]) == 2
+    assert run_command(["replay", "t", "--store", "file:///a", *targets]) == 2
     assert "tierlog: give exactly one of --to-parquet, --to" in capsys.readouterr().err
 
 
@@ -65,7 +65,7 @@ def test_statistics_are_printed_even_if_their_picture_cannot_be_written(
 ):
     monkeypatch.setattr("tierlog.spark_reader.jobs.stats.stats", lambda *_, **__: [])
     picture = tmp_path / "missing" / "t.svg"
-    assert run(["stats", "t", "--store", "file:///a", "--picture", str(picture)]) == 1
+    assert run_command(["stats", "t", "--store", "file:///a", "--picture", str(picture)]) == 1
     printed = capsys.readouterr()
     assert printed.out == '{"topic":"t","hours":[]}\n'
     assert f"{picture}: No such file or directory" in printed.err

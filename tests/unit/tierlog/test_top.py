@@ -6,7 +6,7 @@ import httpx2
 import pytest
 from rich.console import Console
 
-from tierlog.cli.top import _loads, _print_as_json, load_between, picture, read
+from tierlog.cli.top import _loads, _print_as_json, load_between, parse_metrics, picture
 from tierlog.client.client import Client
 from tierlog.client.exchange import NO_RETRIES
 from tierlog.client.problems import UnexpectedAnswer
@@ -49,7 +49,7 @@ tierlog_topic_bytes{topic="a",tier="cold"} 900.0
 
 
 def between(before: str, now: str):
-    return load_between(read(before, at_s=10.0), read(now, at_s=12.0))
+    return load_between(parse_metrics(before, at_s=10.0), parse_metrics(now, at_s=12.0))
 
 
 def test_rates_are_differences_divided_by_time():
@@ -79,7 +79,7 @@ def test_problems_are_shown():
 
 def test_a_page_of_another_server_is_refused():
     with pytest.raises(UnexpectedAnswer, match="is that a tierlog broker"):
-        read("<html>{not even} close</html>", at_s=0.0)
+        parse_metrics("<html>{not even} close</html>", at_s=0.0)
 
 
 def test_each_load_is_written_before_the_next_sample(tmp_path, monkeypatch):
