@@ -1,11 +1,9 @@
-"""Decodes JSON and query parameters into typed structs, and names what is wrong with them.
+"""Decodes JSON, query parameters and times, and names what is wrong with them.
 
 * Unknown members and parameters are refused by name, and so is a parameter given twice.
 * A problem's `loc` is a path into the request: `records[3].timestamp`, or a parameter's name.
-
---- times: Times in a request: integer milliseconds since the epoch, or RFC 3339 text.
-
-Text without a UTC offset is refused: a local time would depend on the machine.
+* A time is integer milliseconds since the epoch, or RFC 3339 text. Text without a UTC offset is
+  refused: a local time would depend on the machine.
 """
 
 from __future__ import annotations
@@ -22,22 +20,14 @@ from urllib.parse import unquote_plus
 import msgspec
 from msgspec import UnsetType
 
+from tierlog.api.http.workarounds import read_message, with_key
 from tierlog.record_format.errors import FieldProblem, InvalidRequest
+from tierlog.record_format.workarounds import json_decoder
 
 T = TypeVar("T")
 
-_UNKNOWN_MEMBER: Final = re.compile(r"Object contains unknown field `(.*)`\Z", re.DOTALL)
-_MISSING_MEMBER: Final = re.compile(r"Object missing required field `(.*)`\Z", re.DOTALL)
-_MESSAGE_AND_PATH: Final = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?\Z", re.DOTALL)
-_IN_MAP: Final = re.compile(r" - at `\$\.(?P<map>\w+)\[\.\.\.\]`\Z")
-# A member's name may be as long as the body: a message is shortened in the middle.
-_MESSAGE_CHARS: Final = 500
 REPEATED: Final = "given more than once"
 _TOO_DEEP: Final = "nested too deeply"
-_parts_of: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-# msgspec's message both for JSON that ends too early and for half of a surrogate pair.
-_TRUNCATED: Final = "Input data was truncated"
-_TRUNCATED_OR_SURROGATE: Final = "JSON ends too early, or an escape has half of a surrogate pair"
 
 
 def decode(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
@@ -63,30 +53,21 @@ def decode_control(body: bytes | bytearray, kind: type[T]) -> T:
     ignored, and an invalid value in a map is reported with its key.
     """
     _check_not_empty(body)
-    decoder: msgspec.json.Decoder[T] = _decoder_of(cast(Hashable, kind))
+    decoder = json_decoder(kind)
     with suppress(ValueError, RecursionError):  # the decoder reports malformed JSON better
-        repeated = _find_repeated(json.loads(body, object_pairs_hook=Members))
+        repeated = find_repeated(json.loads(body, object_pairs_hook=Members))
         if repeated is not None:
             refuse_field(repeated, REPEATED)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        refuse(_with_key(error, body, decoder), members=_members(decoder))
+        refuse(with_key(error, body, decoder), members=_members(decoder))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         refuse(error)
 
 
-_decoder_of: Final = cache(msgspec.json.Decoder)
-
-
 class Members(list[tuple[str, object]]):
     """The members of a JSON object in source order, including repeated ones."""
-
-    def refuse_repeated(self, loc: str) -> None:
-        """Raises InvalidRequest with the path of a repeated member; `loc` is the object's."""
-        name = self.repeated()
-        if name is not None:
-            refuse_field(join(loc, name), REPEATED)
 
     def repeated(self) -> str | None:
         seen: set[str] = set()
@@ -97,7 +78,7 @@ class Members(list[tuple[str, object]]):
         return None
 
 
-def _find_repeated(value: object) -> str | None:
+def find_repeated(value: object) -> str | None:
     """The path of a repeated member. Joined only once it is found: names may be long, and many."""
     if isinstance(value, Members):
         name = value.repeated()
@@ -109,30 +90,10 @@ def _find_repeated(value: object) -> str | None:
     else:
         return None
     for part, inner in parts:
-        found = _find_repeated(inner)
+        found = find_repeated(inner)
         if found is not None:
             return join(part, found)
     return None
-
-
-def _with_key(
-    error: msgspec.ValidationError, body: bytes | bytearray, decoder: msgspec.json.Decoder[Any]
-) -> Exception:
-    """Replace msgspec's `$.config[...]` by the key, found by decoding each member alone."""
-    match = _IN_MAP.search(str(error))
-    if match is None:
-        return error
-    # The rest of the body may be malformed: the decoder has not read it yet.
-    with suppress(msgspec.MsgspecError, ValueError, RecursionError):
-        name = match["map"]
-        for key, value in _parts_of(_parts_of(body)[name]).items():
-            alone = msgspec.json.encode({name: {key: value}})
-            try:
-                decoder.decode(alone)
-            except msgspec.ValidationError as found:
-                if _IN_MAP.search(str(found)):
-                    return msgspec.ValidationError(str(found).replace("[...]", f".{key}"))
-    return error
 
 
 def refuse(error: Exception, *, within: str = "", members: Sequence[str] = ()) -> NoReturn:
@@ -150,21 +111,10 @@ def problem_of(error: Exception, *, within: str = "", members: Sequence[str] = (
         return FieldProblem(within, _TOO_DEEP)
     if isinstance(error, UnicodeDecodeError):
         return FieldProblem(within, f"not UTF-8: {error.reason} at byte {error.start}")
-    text = str(error)
-    if len(text) > 2 * _MESSAGE_CHARS:
-        text = f"{text[:_MESSAGE_CHARS]}…{text[-_MESSAGE_CHARS:]}"
-    match = _MESSAGE_AND_PATH.match(text)
-    assert match is not None, "the pattern matches any text"
-    message, path = match.group(1), match.group(2) or ""
-    known = f"; known members: {', '.join(members)}" if members and not path else ""
-    unknown = f"unknown member{known}"
-    for pattern, meaning in ((_UNKNOWN_MEMBER, unknown), (_MISSING_MEMBER, "missing")):
-        found = pattern.match(message)
-        if found:
-            path, message = join(path, found.group(1)), meaning
-    if message == _TRUNCATED:
-        message = _TRUNCATED_OR_SURROGATE
-    return FieldProblem(join(within, path), message)
+    path, text, unknown, missing = read_message(error)
+    if unknown is not None and members and not path:
+        text = f"{text}; known members: {', '.join(members)}"
+    return FieldProblem(join(within, join(path, unknown or missing or "")), text)
 
 
 def join(outer: str, inner: str) -> str:

@@ -23,7 +23,6 @@ from msgspec import UNSET, UnsetType
 
 from tierlog.api.http import strict_json
 from tierlog.api.http.produce.repeated_members import (
-    ParsedMembers,
     count_byte,
     nonblank_lines,
     refuse_repeated_in_lines,
@@ -108,11 +107,10 @@ def parse_json(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
     """`{"records": […]}`. Raises InvalidRequest, InvalidRecord, TooManyRecords."""
     _check_text(body)
     _check_candidates(count_byte(body, b"{"), records_max=records_max)
-    records = strict_json.decode(body, _RECORDS).records
-    _check_count(len(records), records_max=records_max)
-    columns, parsed = _columns(records, None)
-    refuse_repeated_in_object(body, parsed, _parse_one)
-    return columns
+    decoded = strict_json.decode(body, _RECORDS)
+    _check_count(len(decoded.records), records_max=records_max)
+    refuse_repeated_in_object(body, decoded, decoded.records)
+    return _columns(decoded.records, None)
 
 
 def parse_envelopes(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
@@ -120,9 +118,8 @@ def parse_envelopes(body: bytes | bytearray, *, records_max: int) -> RecordColum
     records, lines = _decode_lines(
         body, _RECORD, are_lines=_records_are_lines, records_max=records_max
     )
-    columns, parsed = _columns(records, lines)
-    refuse_repeated_in_lines(body, parsed, _parse_one)
-    return columns
+    refuse_repeated_in_lines(body, records)
+    return _columns(records, lines)
 
 
 def parse_values(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
@@ -177,47 +174,27 @@ class _MemberColumns(NamedTuple):
             [record.partition for record in records],
         )
 
-    def parsed(self) -> ParsedMembers:
-        others = [column for column in self[2:] if column.count(UNSET) < len(column)]
-        return ParsedMembers(len(self.keys), _texts(self.keys), _texts(self.values), others)
 
-
-def _texts(column: list[msgspec.Raw | UnsetType]) -> list[msgspec.Raw]:
-    missing = column.count(UNSET)
-    if not missing:
-        return cast("list[msgspec.Raw]", column)
-    if missing == len(column):
-        return []
-    return [raw for raw in column if not isinstance(raw, UnsetType)]
-
-
-def _parse_one(source: bytes) -> ParsedMembers:
-    return _MemberColumns.by([_RECORD.decode(source)]).parsed()
-
-
-def _columns(
-    records: Sequence[RecordIn], lines: Sequence[int] | None
-) -> tuple[RecordColumns, ParsedMembers]:
+def _columns(records: Sequence[RecordIn], lines: Sequence[int] | None) -> RecordColumns:
     """`lines` are the records' line numbers; without them a record's path has its index."""
     if not records:
         raise _no_record()
     given = _MemberColumns.by(records)
-    parsed = given.parsed()
-    values, keys = _contents(given.values, parsed.values), _contents(given.keys, parsed.keys)
-    columns = RecordColumns(values, keys, lines=lines)
-    if parsed.others:
+    keys = _contents(given.keys)
+    columns = RecordColumns(_contents(given.values), keys, lines=lines)
+    if any(column.count(UNSET) < len(column) for column in given[2:]):
         columns = _with_others(columns, given)
     assert columns.keys is not None, "set above"
     has_keys = columns.keys.count(None) < len(columns.keys)
-    return (columns if has_keys else columns._replace(keys=None)), parsed
+    return columns if has_keys else columns._replace(keys=None)
 
 
-def _contents(given: list[msgspec.Raw | UnsetType], texts: Sequence[msgspec.Raw]) -> list[Content]:
-    """`texts` are the members of `given` that are set."""
-    if not texts:
-        return [None] * len(given)
-    if len(texts) == len(given):
-        return list(map(stored_bytes, texts))
+def _contents(given: list[msgspec.Raw | UnsetType]) -> list[Content]:
+    missing = given.count(UNSET)
+    if missing == len(given):
+        return [None] * missing
+    if not missing:
+        return list(map(stored_bytes, cast("list[msgspec.Raw]", given)))
     return [None if isinstance(raw, UnsetType) else stored_bytes(raw) for raw in given]
 
 
