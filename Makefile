@@ -13,7 +13,7 @@ SPARK ?= 4.1.4
 PYSPARK := $(CURDIR)/.cache/pyspark-$(SPARK)
 UVICORN := $(CURDIR)/.cache/uvicorn/$(shell sed -n 's/.*"uvicorn>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 
-.PHONY: help setup demo test test-uvicorn test-spark soak check format s3 bench docs clean
+.PHONY: help setup demo test test-uvicorn test-spark soak check format s3 bench docs recording clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make s3       a real S3 server on this machine, without Docker"
 	@echo "make bench    the figures"
 	@echo "make docs     the reference in docs/, out of the code's own tables, and the site, in build/html"
+	@echo "make recording  the terminal in docs/pictures, by a run of the commands"
 	@echo "make clean    remove .venv and what tools left behind"
 
 setup: $(STAMP)
@@ -93,11 +94,15 @@ bench: setup
 
 docs: $(VENV)/.docs-done
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/pictures.py
 	$(BIN)/python docs/site.py
 
 $(VENV)/.docs-done: pyproject.toml | setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@
+
+recording: setup
+	$(BIN)/python docs/record.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

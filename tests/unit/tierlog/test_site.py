@@ -1,5 +1,6 @@
 """The site has every page once, and refuses what its generator does not look at."""
 
+import re
 import runpy
 from pathlib import Path
 
@@ -28,3 +29,14 @@ def test_a_link_to_what_the_site_does_not_have_is_refused():
 def test_a_link_to_a_folder_goes_to_its_page():
     page = SITE["as_page"]("[formats](formats), [home](../README.md#status)", Path("docs/spark.md"))
     assert page == "[formats](formats/README.md), [home](../index.md#status)"
+
+
+def test_the_drawings_are_up_to_date():
+    assert runpy.run_path(str(ROOT / "docs" / "pictures.py"))["main"](["--check"]) == 0
+
+
+def test_no_picture_fetches_anything():
+    for picture in (ROOT / "docs" / "pictures").glob("*.svg"):
+        assert set(re.findall(r"https?://[^\"' )]+", picture.read_text())) == {
+            "http://www.w3.org/2000/svg"
+        }
