@@ -27,7 +27,7 @@ NO_PAGES = {".py", ".pyc", ".toml"}
 # A section takes the pages named, in this order, and then what its pattern matches.
 SECTIONS = {
     "Home": ["README.md"],
-    "Start": ["docs/guides/tour.md", "docs/concepts.md", "docs/glossary.md"],
+    "Start": ["docs/guides/tour.md", "docs/concepts.md", "docs/comparison.md", "docs/glossary.md"],
     "Use": [
         "docs/reference/http.md",
         "docs/guides/python-client.md",
@@ -48,6 +48,7 @@ SECTIONS = {
     ],
     "Reference": ["docs/reference/*", "docs/formats/*"],
     "Inside": [
+        "docs/reliability.md",
         "docs/architecture.md",
         "docs/figures.md",
         "bench/README.md",
