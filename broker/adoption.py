@@ -36,7 +36,7 @@ from tierlog.broker.data_folder import (
     topic_id_of,
     with_suffix,
 )
-from tierlog.broker.ownership.allocated_epochs import EPOCHS
+from tierlog.broker.opened_log import EPOCHS
 from tierlog.broker.topic_registry import TOPICS, TopicRecord, TopicRegistry
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.host.medium import make_folders

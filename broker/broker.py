@@ -22,15 +22,14 @@ from tierlog.broker import reports
 from tierlog.broker.background.background_tasks import BackgroundTasks
 from tierlog.broker.background.copier import Offloaded
 from tierlog.broker.bucket import Bucket
-from tierlog.broker.damaged_partition import DamagedPartition
+from tierlog.broker.checkpoints import Truncations
+from tierlog.broker.damaged_partition import DamagedPartition, adding_remedies
 from tierlog.broker.data_folder import DataFolder, unusable
 from tierlog.broker.disk_reserve import DiskReserve, raising_disk_full
-from tierlog.broker.groups.groups import Groups
-from tierlog.broker.groups.truncations import Truncations
+from tierlog.broker.groups import Groups
 from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.log_opener import LogOpener
 from tierlog.broker.partition import Partition
-from tierlog.broker.remedies import adding_remedies
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.store_status import check_has_no_bucket
 from tierlog.broker.topics import Topic, TopicState, TopicSummary

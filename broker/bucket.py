@@ -16,11 +16,10 @@ import structlog
 from tierlog.broker.bucket_state import BucketState
 from tierlog.broker.cold_log import ColdLog
 from tierlog.broker.data_folder import DataFolder
-from tierlog.broker.ownership.owned_partition import OwnedPartition
-from tierlog.broker.ownership.owner_check import Silence
+from tierlog.broker.ownership import Silence
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.store_status import StoreStatus
-from tierlog.broker.topic_deletion import TopicDeletion
+from tierlog.broker.topic_deletion import OwnedPartition, TopicDeletion
 from tierlog.broker.topic_registry import TopicRecord, TopicRegistry
 from tierlog.cold_tier.chunk_cache import ChunkCache
 from tierlog.cold_tier.cold_reader import ColdLimits, ColdReader

@@ -1,5 +1,5 @@
-"""The cold tier of one partition: uploads, manifest commits and garbage collection. `ColdReads` has
-the reads.
+"""The cold tier of one partition: uploads, manifest commits and garbage collection; `cold_reads`
+has the reads. And that of a partition without a bucket: empty, so that nobody has to ask for one.
 
 * Nothing is uploaded, committed or deleted before the claim (`Ownership`), nor after a foreign
   epoch ended the leadership. The manifest in force is changed only within `Ownership.exclusive`.
@@ -7,6 +7,9 @@ the reads.
   deleted because of it. A commit whose response was lost may have landed: the manifest is reloaded
   before anything relies on it.
 * Everything here except the properties may block on the store.
+* The empty tier has no record, and never counts as having one: its `end_offset` is 0, whatever the
+  log holds. Local segments are then deleted by the topic's retention alone. Nobody else can own the
+  partition, so there is nothing to claim, and nothing to look at.
 """
 
 from __future__ import annotations
@@ -20,8 +23,7 @@ import msgspec
 from tierlog.broker.bucket_state import BucketState
 from tierlog.broker.cold_reads import ColdReads
 from tierlog.broker.disk_reserve import raising_disk_full
-from tierlog.broker.ownership.owner_check import OwnerCheck, Silence
-from tierlog.broker.ownership.ownership import Ownership
+from tierlog.broker.ownership import OwnerCheck, Ownership, Silence
 from tierlog.broker.store_status import StoreStatus
 from tierlog.cold_tier.cold_reader import ColdReader
 from tierlog.cold_tier.segment_uploader import SegmentUploader
@@ -33,7 +35,13 @@ from tierlog.manifest.garbage import Collector, GarbagePlan, GarbagePolicy
 from tierlog.manifest.pins import Pins
 from tierlog.manifest.state import Manifest, PageSource
 from tierlog.manifest.store import ManifestStore
-from tierlog.record_format.errors import CorruptDataError, FieldProblem, InvalidConfig
+from tierlog.manifest.versions import VersionStat
+from tierlog.record_format.errors import (
+    CorruptDataError,
+    FieldProblem,
+    InvalidConfig,
+    UnknownManifestVersion,
+)
 from tierlog.record_format.segment_entry import SegmentEntry
 
 
@@ -288,3 +296,85 @@ class ColdLog(ColdReads):
 
 def _refused(key: str, why: str) -> InvalidConfig:
     return InvalidConfig(f"{key}: {why}", problems=(FieldProblem(f"config.{key}", why),))
+
+
+BOUNDARIES: Final[frozenset[int]] = frozenset()
+
+
+class EmptyColdTier:
+    """As much of `ColdLog` as `Partition` uses."""
+
+    exists: Final = False
+    is_claimed: Final = True
+    is_store_reachable: Final = False
+    is_busy: Final = False
+    is_owner_look_due: Final = False
+    owner_looked_ms: Final = 0
+    leadership_lost: str | None = None
+    manifest: Manifest | None = None
+    end_offset: int = 0
+    size_bytes: Final = 0
+    segment_boundaries: Final = BOUNDARIES
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def entries(self, _from_offset: int) -> Iterator[SegmentEntry]:
+        return iter(())
+
+    def oldest_first(self, _from_offset: int) -> Iterator[SegmentEntry]:
+        return iter(())
+
+    def version(self, _version: int | None) -> Manifest:
+        raise UnknownManifestVersion(
+            f"{self._name} is on local disk alone: the broker has no object store, or its topic "
+            "says remote.storage.enable=false"
+        )
+
+    def entries_of(self, _manifest: Manifest, **_: int) -> Iterator[SegmentEntry]:
+        return iter(())
+
+    def history(self, **_: int) -> list[VersionStat]:
+        return []
+
+    def full_key(self, key: str) -> str:
+        return key
+
+    def resolve_failed_commit(self) -> None:
+        pass
+
+    def garbage_plan(self, _policy: GarbagePolicy) -> GarbagePlan | None:
+        return None
+
+    def claim(self, **_: int) -> bool:
+        return False
+
+    def check_claim(self, **_: int) -> None:
+        pass
+
+    def look_for_owner(self, **_: int) -> None:
+        pass
+
+    def retire(self) -> None:
+        pass
+
+    def record_trim(self, before_offset: int) -> None:
+        pass
+
+    def follow_log_start(self, log_start_offset: int) -> None:
+        pass
+
+    def check_clock(self) -> None:
+        pass
+
+    def recheck_store(self) -> bool:
+        return False
+
+    def merge_pages(self) -> None:
+        pass
+
+    def collect_garbage(self, _policy: GarbagePolicy) -> int:
+        return 0
+
+    def check_change(self, *_: LogConfig, **__: int) -> None:
+        pass

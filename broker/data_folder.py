@@ -8,11 +8,11 @@
     <data>/log-start-offset-checkpoint          log starts, in either tier
     <data>/cleaner-offset-checkpoint            everything below these offsets was compacted
     <data>/tierlog/owner                        the owner of its partitions: a random id, the inode
-    <data>/tierlog/epochs.json                  leader epochs: `allocated_epochs`
+    <data>/tierlog/epochs.json                  leader epochs: `opened_log`
     <data>/tierlog/topics.json                  see `topic_registry`
     <data>/tierlog/compaction-reached           how far compaction rounds may have reached
     <data>/tierlog/take-over.json               partitions that are being taken over
-    <data>/tierlog/cuts.json                    truncated logs: `groups.truncations`
+    <data>/tierlog/cuts.json                    truncated logs: `checkpoints`
     <data>/tierlog/store.json                   the result of probing the store: `store_status`
     <data>/tierlog/restoring                    exists while a restore into the folder is incomplete
     <data>/tierlog/manifests/<id>-<p>.json      the last manifest seen in force, as in the bucket

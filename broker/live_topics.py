@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,14 +20,20 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from tierlog.broker import deleted_folders
 from tierlog.broker.adoption import adopt
 from tierlog.broker.checkpoints import Checkpoints, CompactionOffsets
 from tierlog.broker.damaged_partition import DamagedPartition
-from tierlog.broker.data_folder import LOG_STARTS, RECOVERY_POINTS, DataFolder, new_id
+from tierlog.broker.data_folder import (
+    LOG_STARTS,
+    RECOVERY_POINTS,
+    DataFolder,
+    new_id,
+    topic_id_of,
+    with_suffix,
+)
 from tierlog.broker.disk_reserve import raising_disk_full
 from tierlog.broker.log_opener import LogOpener
-from tierlog.broker.log_spec import Wanted
+from tierlog.broker.opened_log import Wanted
 from tierlog.broker.partition import Partition
 from tierlog.broker.topic_registry import TopicRecord, TopicRegistry
 from tierlog.broker.topics import (
@@ -38,6 +45,7 @@ from tierlog.broker.topics import (
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.record_format.errors import (
+    CorruptDataError,
     FieldProblem,
     InvalidPartitionCount,
     InvalidRequest,
@@ -228,7 +236,7 @@ class LiveTopics:
             return self._open_partitions(record, new)
         except (TierlogError, OSError):
             with suppress(OSError):  # the next change or start opens them, as the registry says
-                deleted_folders.remove(path for path in made if path.exists())
+                _remove_folders(path for path in made if path.exists())
                 REAL_DISK.sync_folder(self._folder.path)
                 # The new count may have been published to the bucket meanwhile.
                 self.registry.put(msgspec.structs.replace(before, dirty=True))
@@ -268,7 +276,7 @@ class LiveTopics:
         """Raises OSError."""
         with self._lock:  # a new topic of the name may be half created
             aside = self._set_aside(record)
-        deleted_folders.remove(aside)
+        _remove_folders(aside)
 
     def forget(self, record: TopicRecord) -> None:
         """Nothing of the topic is left."""
@@ -280,7 +288,7 @@ class LiveTopics:
     def _set_aside(self, record: TopicRecord) -> list[Path]:
         """Raises OSError."""
         is_name_free = self.registry.by_name(record.name) is None
-        return deleted_folders.set_aside(self._folder, record, is_name_free=is_name_free)
+        return set_folders_aside(self._folder, record, is_name_free=is_name_free)
 
     # --- details ----------------------------------------------------------------------------------
 
@@ -340,3 +348,43 @@ def _with_partitions(record: TopicRecord, partitions: int) -> TopicRecord:
             "because it decides which partition holds a group"
         )
     return msgspec.structs.replace(record, partitions=partitions)
+
+
+# --- a deleted topic's folders: renamed at once, removed later ----------------------------------
+
+
+def set_folders_aside(folder: DataFolder, record: TopicRecord, *, is_name_free: bool) -> list[Path]:
+    """Rename a deleted topic's folders, so that a new topic can use the name. Their new paths.
+
+    The new name is Kafka's (`<topic>-<p>.<id>-delete`), which Kafka's brokers and ours ignore. Do
+    not call it while a topic of that name is being created: a folder without topic id yet is taken
+    for the deleted topic's, unless that was already renamed, because a crash may leave such a
+    folder. So is one whose topic id is corrupt, if no live topic has the name.
+    """
+    aside = []
+    for number in range(record.partitions):
+        path = folder.partition_folder(record.name, number)
+        gone = with_suffix(path, f".{record.topic_id}-delete")
+        if path.exists() and _is_of(record, path, gone, is_name_free=is_name_free):
+            if gone.exists():  # a start that missed the deletion re-created the folder
+                shutil.rmtree(gone)
+            path.rename(gone)
+        if gone.exists():
+            aside.append(gone)
+    if aside:
+        REAL_DISK.sync_folder(folder.path)
+    return aside
+
+
+def _is_of(record: TopicRecord, path: Path, gone: Path, *, is_name_free: bool) -> bool:
+    try:
+        topic_id = topic_id_of([path])
+        return topic_id == record.topic_id or (topic_id is None and not gone.exists())
+    except CorruptDataError:
+        return is_name_free
+
+
+def _remove_folders(aside: Iterable[Path]) -> None:
+    """Delete folders that were set aside."""
+    for path in aside:
+        shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""Opens the logs of a data folder, each under a new leader epoch (`allocated_epochs`).
+"""Opens the logs of a data folder, each under a new leader epoch (`AllocatedEpochs`).
 
 * Whatever a checkpoint says was flushed, and whatever the bucket holds, was once in the log. A log
   that ends below that lost files or is an older copy, and is refused (`_check_reaches`): continuing
@@ -23,11 +23,10 @@ from tierlog.broker.cold_log import ColdLog
 from tierlog.broker.damaged_partition import DamagedPartition, reason_of
 from tierlog.broker.data_folder import DataFolder, format_topic_id_partition
 from tierlog.broker.holes import lost_before
-from tierlog.broker.log_spec import LogSpec, OpenedLog, Wanted
-from tierlog.broker.ownership.allocated_epochs import AllocatedEpochs
-from tierlog.broker.ownership.take_over import ATTEMPTS, PendingTakeOver, PendingTakeOvers, TakeOver
+from tierlog.broker.opened_log import AllocatedEpochs, LogSpec, OpenedLog, Wanted
 from tierlog.broker.partition import Partition
 from tierlog.broker.settings import BrokerSettings
+from tierlog.broker.take_over import ATTEMPTS, PendingTakeOver, PendingTakeOvers, TakeOver
 from tierlog.broker.topic_registry import TopicRecord
 from tierlog.host.disk import Disk, is_disk_full
 from tierlog.host.durable_file import REAL_DISK

@@ -20,8 +20,7 @@ from typing import Literal, NamedTuple
 
 import structlog
 
-from tierlog.broker.cold_log import ColdLog
-from tierlog.broker.empty_cold_tier import EmptyColdTier
+from tierlog.broker.cold_log import ColdLog, EmptyColdTier
 from tierlog.broker.waiters import Waiters
 from tierlog.host.file_slice import FileSlice, TierRead
 from tierlog.host.waiting import Wait, WouldBlock
@@ -219,7 +218,7 @@ class Partition:
 
     @property
     def owner_looked_ms(self) -> int:
-        """When the last look at the owner began, on the clock of `owner_check`."""
+        """When the last look at the owner began, on the clock of `OwnerCheck`."""
         return self._cold.owner_looked_ms
 
     @property

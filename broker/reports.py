@@ -16,7 +16,7 @@ import msgspec
 from tierlog.broker.bucket import Bucket
 from tierlog.broker.damaged_partition import DamagedPartition
 from tierlog.broker.partition import Partition
-from tierlog.broker.tier_sizes import offload_lag_ms, tier_sizes
+from tierlog.broker.segment_listing import offload_lag_ms, tier_sizes
 from tierlog.broker.topics import Topic
 from tierlog.cold_tier.chunk_cache import ChunkCacheReport
 from tierlog.object_store.ledger import PriceTable, StoreLedger

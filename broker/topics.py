@@ -18,7 +18,7 @@ import msgspec
 
 from tierlog.broker.damaged_partition import DamagedPartition
 from tierlog.broker.partition import Partition
-from tierlog.broker.tier_sizes import tier_sizes
+from tierlog.broker.segment_listing import tier_sizes
 from tierlog.broker.topic_registry import TopicRecord
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.record_format.errors import FieldProblem, InvalidTopicName, UnknownPartition

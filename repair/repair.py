@@ -27,10 +27,10 @@ import msgspec
 from tierlog.broker.broker import Broker
 from tierlog.broker.damaged_partition import DamagedPartition
 from tierlog.broker.data_folder import DataFolder, folder_lock
-from tierlog.broker.ownership.take_over import TAKE_OVERS
 from tierlog.broker.partition import Partition
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.store_status import PROBE, ProbeResult
+from tierlog.broker.take_over import TAKE_OVERS
 from tierlog.broker.topic_registry import TopicRecord, TopicRegistry
 from tierlog.broker.topics import Topic
 from tierlog.host.clock import wall_clock_ms

@@ -33,6 +33,7 @@ import msgspec
 import structlog
 
 from tierlog.broker.bucket_state import BucketState
+from tierlog.broker.checkpoints import TRUNCATIONS
 from tierlog.broker.cold_reads import producers_below, uses_bucket
 from tierlog.broker.data_folder import (
     COMPACTION_REACHED,
@@ -46,9 +47,8 @@ from tierlog.broker.data_folder import (
     unusable,
     write_checkpoint,
 )
-from tierlog.broker.groups.truncations import TRUNCATIONS
-from tierlog.broker.ownership.allocated_epochs import EPOCHS
-from tierlog.broker.ownership.take_over import NO_MANIFEST, PendingTakeOver, write_take_overs
+from tierlog.broker.opened_log import EPOCHS
+from tierlog.broker.take_over import NO_MANIFEST, PendingTakeOver, write_take_overs
 from tierlog.broker.topic_registry import TOPICS, TopicRecord, TopicRegistry
 from tierlog.host.durable_file import REAL_DISK, write_durably
 from tierlog.host.medium import make_folders

@@ -41,6 +41,7 @@ from typing import NamedTuple
 import msgspec
 
 from tierlog.broker.bucket_state import BucketState
+from tierlog.broker.checkpoints import TRUNCATIONS
 from tierlog.broker.cold_reads import uses_bucket
 from tierlog.broker.data_folder import (
     CLEANER_CHECKPOINT,
@@ -52,9 +53,8 @@ from tierlog.broker.data_folder import (
     format_topic_id_partition,
     read_checkpoint,
 )
-from tierlog.broker.groups.truncations import TRUNCATIONS
-from tierlog.broker.ownership.allocated_epochs import EPOCHS
-from tierlog.broker.ownership.take_over import TAKE_OVERS
+from tierlog.broker.opened_log import EPOCHS
+from tierlog.broker.take_over import TAKE_OVERS
 from tierlog.broker.topic_registry import TopicRegistry
 from tierlog.host.durable_file import write_durably
 from tierlog.hot_tier import closed_log

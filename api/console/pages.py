@@ -33,7 +33,7 @@ from tierlog.api.http.problems import corruption_detail
 from tierlog.api.http.responses import Response, json_response
 from tierlog.api.http.settings import MAX_OFFSET
 from tierlog.api.http.static_pages import PackagedFiles
-from tierlog.broker.groups.groups import Groups, OffsetState
+from tierlog.broker.groups import Groups, OffsetState
 from tierlog.broker.partition import Partition
 from tierlog.broker.reports import StorageReport
 from tierlog.object_store.ledger import FREE, PriceTable

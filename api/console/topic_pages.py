@@ -21,10 +21,9 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from tierlog.api.http.admin.partitions import first_page
 from tierlog.broker.broker import Broker
-from tierlog.broker.groups.groups import lag_of
+from tierlog.broker.groups import lag_of
 from tierlog.broker.partition import Partition
-from tierlog.broker.segment_listing import SegmentState, peek_segments
-from tierlog.broker.tier_sizes import TierSizes, tier_sizes
+from tierlog.broker.segment_listing import SegmentState, TierSizes, peek_segments, tier_sizes
 from tierlog.broker.topics import Topic
 from tierlog.hot_tier.log_state import Offsets
 from tierlog.manifest.state import Manifest

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from tierlog.broker.groups.groups import OffsetState
+from tierlog.broker.groups import OffsetState
 from tierlog.broker.segment_listing import SegmentState
 from tierlog.broker.topics import TopicSummary
 

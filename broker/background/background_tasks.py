@@ -7,7 +7,9 @@
   because the logs still need maintenance. A repeated failure is logged once, and so is the recovery
   from it.
 * The copier wakes up when a topic changes: it publishes the topic and uploads rolled segments.
-* Deletions run in a thread of their own: those of a thousand partitions take many minutes.
+* What deleted topics have left goes in a thread of its own, because the objects of a thousand
+  partitions take many minutes: files of all topics first, because the disk may need the room, then
+  objects, then the entry in `topics.json`. Each step may be repeated by the next round or start.
 * Stopping waits only for the disk. A task that waits for the store is left behind: it cannot change
   a closed log, registry or folder.
 """
@@ -25,20 +27,21 @@ import structlog
 
 from tierlog.broker.background.compactor import Compactor, Rehydrator
 from tierlog.broker.background.copier import Copier, Offloaded
-from tierlog.broker.background.deletions import Deletions
+from tierlog.broker.background.fence_checker import FenceChecker
 from tierlog.broker.background.janitor import Janitor
+from tierlog.broker.background.task_failures import RoundTask, TaskFailures
 from tierlog.broker.bucket import Bucket
 from tierlog.broker.data_folder import DataFolder
 from tierlog.broker.disk_reserve import CHECK_S, DiskReserve
-from tierlog.broker.groups.groups import Groups
+from tierlog.broker.groups import Groups
 from tierlog.broker.holes import Holes
 from tierlog.broker.live_topics import LiveTopics
-from tierlog.broker.ownership.fence_checker import FenceChecker
 from tierlog.broker.settings import BrokerSettings
-from tierlog.broker.task_failures import RoundTask, TaskFailures
+from tierlog.broker.topic_registry import TopicRecord
 from tierlog.broker.topics import Topic
+from tierlog.host.deferred_errors import DeferredErrors
 from tierlog.host.retry import backoff_s
-from tierlog.record_format.errors import TierlogError
+from tierlog.record_format.errors import FencedError, TierlogError
 
 log = structlog.get_logger(__name__)
 
@@ -117,8 +120,14 @@ class PeriodicTask:
 
 
 COPY_INTERVAL_S: Final = 1.0
+
+
 DELETION_INTERVAL_S: Final = 1.0
+
+
 DELETION_INTERVAL_MAX_S: Final = 60.0  # each attempt costs a dozen requests or more a partition
+
+
 GROUPS_INTERVAL_S: Final = 10.0
 
 
@@ -255,3 +264,42 @@ class BackgroundTasks:
 
     def _shrink_cache(self, missing_bytes: int) -> bool:
         return self._bucket is not None and self._bucket.cache.shrink(missing_bytes) > 0
+
+
+class Deletions:
+    def __init__(self, topics: LiveTopics, bucket: Bucket | None) -> None:
+        self._topics, self._bucket = topics, bucket
+
+    def run_round(self) -> None:
+        """Raises the first error once every topic was tried."""
+        with suppress(OSError):  # `_finish` tries again, and raises it
+            self._for_each(self._topics.remove_files)
+        self._for_each(self._finish)
+
+    def _for_each(self, act: Callable[[TopicRecord], None]) -> None:
+        failures = DeferredErrors(TierlogError, OSError)
+        for record in self._topics.deleted():
+            if self._topics.is_closed:
+                break
+            with failures:
+                act(record)
+        failures.raise_first()
+
+    def _finish(self, record: TopicRecord) -> None:
+        if self._topics.is_busy(record):
+            return  # an object whose upload is in progress would be left behind
+        self._topics.remove_files(record)
+        if self._bucket is not None:
+            self._delete_objects(self._bucket, record)
+        self._topics.forget(record)
+
+    def _delete_objects(self, bucket: Bucket, record: TopicRecord) -> None:
+        bucket.store_status.require_store()  # not in another cluster's bucket
+        try:
+            bucket.delete_topic(record)
+        except FencedError as error:
+            log.error(
+                "objects not deleted: another folder owns them",
+                topic=record.name,
+                reason=str(error),
+            )

@@ -8,8 +8,8 @@
 * Nothing is uploaded before the partition is claimed, and no object counts before a manifest that
   names it is committed. Objects that were uploaded but not committed are orphans; the janitor
   collects them.
-* If compaction replaced segments, the bucket follows (`mirror`), but only once it has everything
-  that compaction relied on.
+* If compaction replaced segments, the bucket follows (`follow_compaction`), but only once it has
+  everything that compaction relied on.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 import structlog
 
-from tierlog.broker.background.mirror import follow_compaction
+from tierlog.broker.background.compactor import follow_compaction
+from tierlog.broker.background.task_failures import TaskFailures
 from tierlog.broker.holes import Holes
 from tierlog.broker.partition import Partition
-from tierlog.broker.task_failures import TaskFailures
 from tierlog.host.retry import backoff_s
 from tierlog.host.threads import Threads
 from tierlog.record_format.errors import (

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import wait
 from functools import partial
 from itertools import chain
@@ -27,19 +27,23 @@ from weakref import WeakKeyDictionary
 
 import structlog
 
-from tierlog.broker.background.retention import UNLIMITED, Limits, SegmentFacts, expired_end
+from tierlog.broker.background.retention import (
+    UNLIMITED,
+    Limits,
+    cold_facts,
+    expired_end,
+    local_facts,
+    total_bytes,
+)
+from tierlog.broker.background.task_failures import PartitionTask, TaskFailures
 from tierlog.broker.holes import Holes
 from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.partition import Partition
 from tierlog.broker.settings import BrokerSettings
-from tierlog.broker.task_failures import PartitionTask, TaskFailures
 from tierlog.broker.topics import Topic
 from tierlog.host.deferred_errors import DeferredErrors
 from tierlog.host.threads import Threads
-from tierlog.hot_tier.sealed_segments import SegmentView
-from tierlog.hot_tier.segment import age_timestamp
 from tierlog.manifest.garbage import GarbagePlan, GarbagePolicy
-from tierlog.manifest.state import live_size_bytes
 from tierlog.record_format.errors import (
     ConfigurationError,
     DiskFull,
@@ -55,7 +59,6 @@ from tierlog.record_format.errors import (
 log = structlog.get_logger(__name__)
 
 MIN_COLLECT_MS = 60_000
-NEVER_OLD = 2**63 - 1
 
 
 class Janitor:
@@ -302,61 +305,6 @@ def removable_end(partition: Partition) -> int:
     below the log start. Until the bucket mirrors a compaction it has other bytes, so none may.
     """
     return max(partition.uploaded_end_offset, partition.log.log_start_offset)
-
-
-def _age_timestamp(view: SegmentView) -> int:
-    try:
-        return age_timestamp(view.max_timestamp, folder=view.folder, base_offset=view.base_offset)
-    except FileNotFoundError:
-        return NEVER_OLD  # deleted meanwhile: the next round sees what is left
-
-
-def local_facts(partition: Partition) -> list[SegmentFacts]:
-    return [
-        SegmentFacts(
-            base_offset=segment.base_offset,
-            end_offset=segment.last_offset + 1,
-            size_bytes=segment.size_bytes,
-            age_timestamp=_age_timestamp(segment),
-            active=segment.active,
-        )
-        for segment in partition.log.segments()
-    ]
-
-
-def total_bytes(partition: Partition, local: Sequence[SegmentFacts]) -> int:
-    """The size over both tiers, each segment once: the manifest's sum, and the local segments after
-    its end. Manifest pages are read only if that sum is too high: before the bucket mirrors
-    compaction, or catches up with a log start that moved while the store was down.
-    """
-    log_start = partition.log.log_start_offset
-    manifest = partition.manifest
-    is_behind = manifest is not None and manifest.log_start_offset < log_start
-    if manifest is None or is_behind or not partition.log.sealed.mirrored:
-        segments = chain(cold_facts(partition, local), local)
-        return sum(fact.size_bytes for fact in segments)
-    newest = (*manifest.pages, *manifest.segments)[-1:]
-    counted_end = newest[0].next_offset if newest else 0
-    not_counted = (fact.size_bytes for fact in local if fact.base_offset >= counted_end)
-    return live_size_bytes(manifest) + sum(not_counted)
-
-
-def cold_facts(partition: Partition, local: Sequence[SegmentFacts]) -> Iterator[SegmentFacts]:
-    """The segments below the local ones, oldest first; manifest pages are read as they are reached.
-
-    A segment of unknown age never expires.
-    """
-    local_start = local[0].base_offset if local else partition.log.log_end_offset
-    for entry in partition.oldest_cold_entries(partition.log.log_start_offset):
-        if entry.base_offset >= local_start:
-            return
-        yield SegmentFacts(
-            base_offset=entry.base_offset,
-            end_offset=entry.next_offset,
-            size_bytes=entry.size_bytes,
-            age_timestamp=entry.age_timestamp if entry.age_timestamp >= 0 else NEVER_OLD,
-            active=False,
-        )
 
 
 TRIM_WAIT_S: Final = 15.0  # clients time out after half a minute

@@ -39,7 +39,7 @@ from tests.simulation.topic_model import Line, TopicModel, Wrong, read
 from tierlog.broker.background import janitor
 from tierlog.broker.broker import Broker
 from tierlog.broker.cold_reads import ColdReads, uses_bucket
-from tierlog.broker.groups.requests import NewOffset
+from tierlog.broker.groups import NewOffset
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.hot_tier.log_config import LogConfig

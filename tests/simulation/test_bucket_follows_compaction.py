@@ -14,7 +14,7 @@ from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.compacted_topics import COMPACT, cold_records, last_of, put
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore
 from tests.simulation.steps import run, seeds
-from tierlog.broker.background import copier, mirror
+from tierlog.broker.background import compactor, copier
 from tierlog.broker.broker import Broker
 from tierlog.broker.settings import BrokerSettings
 from tierlog.object_store.open import open_store
@@ -106,7 +106,7 @@ class World(BrokerHarness):
         self.store.heal()
 
     def follow_while_compacting(self):
-        original, calls_left = mirror._follow, [self.random.randrange(3)]
+        original, calls_left = compactor._follow, [self.random.randrange(3)]
 
         def follow_then_compact(*view, **seen):
             found = original(*view, **seen)
@@ -115,11 +115,11 @@ class World(BrokerHarness):
                 self.compact()
             return found
 
-        mirror._follow = follow_then_compact
+        compactor._follow = follow_then_compact
         try:
             self.copy()
         finally:
-            mirror._follow = original
+            compactor._follow = original
 
     def copy(self):
         self.broker.background.copier.reset_backoff([self.partition])

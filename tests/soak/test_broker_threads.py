@@ -23,7 +23,7 @@ from tests.fakes.partition_life import PartitionLife, idempotent_value
 from tests.fakes.records import iter_records
 from tests.fakes.soak import MINUTES, soak_seed
 from tierlog.broker.broker import Broker
-from tierlog.broker.groups.requests import NewOffset
+from tierlog.broker.groups import NewOffset
 from tierlog.broker.partition import Partition
 from tierlog.broker.segment_listing import iter_segments, open_segment, slices_of
 from tierlog.broker.settings import BrokerSettings

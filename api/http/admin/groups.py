@@ -18,8 +18,7 @@ from tierlog.api.http.context import Context
 from tierlog.api.http.control_routes import JsonResponse, TheContext, TheGrant, body_as
 from tierlog.api.http.schemas import GroupList, GroupState, GroupSummary
 from tierlog.api.http.settings import MAX_OFFSET, MAX_PARTITION
-from tierlog.broker.groups.groups import OffsetState
-from tierlog.broker.groups.requests import NewOffset, check_group_name
+from tierlog.broker.groups import NewOffset, OffsetState, check_group_name
 from tierlog.record_format.errors import UnknownGroup
 
 

@@ -36,10 +36,10 @@ from prometheus_client.registry import Collector
 
 from tierlog.api.http.metrics.table import BY_NAME, OTHER_TOPICS, PARTITIONS_MAX, TOPICS_MAX
 from tierlog.api.http.problems import INTERNAL, TABLE
+from tierlog.broker.background.task_failures import TaskFailures
 from tierlog.broker.broker import Broker
 from tierlog.broker.partition import Partition
 from tierlog.broker.reports import StorageReport, StoreUse, TopicStorage
-from tierlog.broker.task_failures import TaskFailures
 from tierlog.cold_tier.chunk_cache import ChunkCacheReport
 from tierlog.host.latency_histogram import BOUNDS_S, HistogramSnapshot, LatencyHistogram
 

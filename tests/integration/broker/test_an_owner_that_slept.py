@@ -6,9 +6,9 @@ import pytest
 
 from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.faulty_object_store import FaultyObjectStore
+from tierlog.broker import ownership
 from tierlog.broker.broker import Broker
-from tierlog.broker.ownership import owner_check
-from tierlog.broker.ownership.ownership import Ownership
+from tierlog.broker.ownership import Ownership
 from tierlog.broker.settings import BrokerSettings
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.object_store.open import open_store
@@ -135,7 +135,7 @@ def test_a_store_that_hangs_is_waited_for_once(owner, monkeypatch):
         answered.wait(30)
         real(self, **options)
 
-    monkeypatch.setattr(owner_check, "LEAST_PATIENCE_MS", 1)
+    monkeypatch.setattr(ownership, "LEAST_PATIENCE_MS", 1)
     monkeypatch.setattr(Ownership, "check_fence", hangs)
     monkeypatch.setattr(owner.broker.bucket.silence, "patience_s", 0.01)
     owner.sleep()

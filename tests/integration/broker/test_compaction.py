@@ -17,7 +17,7 @@ from tests.fakes.compacted_topics import (
     offload,
     put,
 )
-from tierlog.broker.background import mirror
+from tierlog.broker.background import compactor
 from tierlog.broker.broker import Broker
 from tierlog.broker.data_folder import RECOVERY_POINTS
 from tierlog.broker.settings import BrokerSettings
@@ -315,7 +315,7 @@ def test_a_deleted_key_never_comes_back_in_the_bucket(harness, monkeypatch, tomb
     harness.upload_sealed()
     compacted(harness, "t")  # removes the local value; the tombstone gets its delete horizon
     seal(harness, [(b"new", b"n")])
-    follow, rounds = mirror._follow, []
+    follow, rounds = compactor._follow, []
 
     def overtaken(*view, **kwargs):
         found = follow(*view, **kwargs)
@@ -338,9 +338,9 @@ def test_a_deleted_key_never_comes_back_in_the_bucket(harness, monkeypatch, tomb
                 cleanable, table, hooks._replace(may_forget=True)
             ),
         )
-    monkeypatch.setattr("tierlog.broker.background.mirror._follow", overtaken)
+    monkeypatch.setattr("tierlog.broker.background.compactor._follow", overtaken)
     assert in_bucket() is None
-    mirror.follow_compaction(partition, stopping=lambda: False)
+    compactor.follow_compaction(partition, stopping=lambda: False)
     assert rounds
     assert in_bucket() is None
     harness.upload_sealed()
@@ -431,7 +431,7 @@ def test_a_local_segment_replaces_only_whole_objects(harness, monkeypatch):
     monkeypatch.setattr(partition.log.sealed, "crc32c", lambda base: 1)
     assert before[0].base_offset == segment.base_offset
     with pytest.raises(CorruptDataError, match="the bucket has segments of offsets 0 to"):
-        mirror.follow_compaction(partition, stopping=lambda: False)
+        compactor.follow_compaction(partition, stopping=lambda: False)
     assert list(partition.cold.entries(0)) == before
 
 

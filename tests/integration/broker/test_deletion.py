@@ -13,13 +13,13 @@ from tests.fakes.at_once import at_once
 from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.faulty_object_store import FailsBefore, WrongBytes
 from tests.fakes.small_disk import no_room, small_disk
-from tierlog.broker import deleted_folders, segment_listing, topic_deletion
+from tierlog.broker import live_topics, segment_listing, topic_deletion
 from tierlog.broker.background import background_tasks
 from tierlog.broker.data_folder import LOG_STARTS
-from tierlog.broker.groups.requests import NewOffset
-from tierlog.broker.ownership.allocated_epochs import EPOCHS
-from tierlog.broker.ownership.owned_partition import OwnedPartition
+from tierlog.broker.groups import NewOffset
+from tierlog.broker.opened_log import EPOCHS
 from tierlog.broker.segment_listing import iter_segments, open_segment
+from tierlog.broker.topic_deletion import OwnedPartition
 from tierlog.cold_tier.segment_uploader import LogContent, UploadCheckpoints
 from tierlog.host import durable_file
 from tierlog.host.file_slice import OpenFile
@@ -264,7 +264,7 @@ def test_partitions_that_were_neither_added_nor_removed_go_with_the_topic(
             lambda folder, **at: refused() if folder.name == "t-2" else opened(folder, **at),
         )
         with patched.context() as also:
-            also.setattr(deleted_folders, "remove", refused)
+            also.setattr(live_topics, "_remove_folders", refused)
             with pytest.raises(OSError, match="refused"):
                 harness.broker.alter_topic("t", partitions=3)
         if is_retried:
@@ -544,7 +544,7 @@ def test_a_deleted_topic_with_corrupt_metadata_blocks_nothing(
                 raise OSError(errno.EIO, "the disk refuses")
 
             harness.broker.background.deleting.stop(10)
-            failing.setattr("tierlog.broker.deleted_folders.set_aside", refused)
+            failing.setattr("tierlog.broker.live_topics.set_folders_aside", refused)
         harness.broker.delete_topic("rotten")
     if restarted:
         assert folder.exists()

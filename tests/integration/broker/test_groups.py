@@ -5,13 +5,12 @@ from contextlib import nullcontext, suppress
 import pytest
 
 from tests.fakes.broker_harness import BrokerHarness
+from tierlog.broker.checkpoints import TRUNCATIONS, Truncations
 from tierlog.broker.data_folder import format_topic_id_partition
-from tierlog.broker.groups.groups import Groups, OffsetState
-from tierlog.broker.groups.requests import NewOffset
-from tierlog.broker.groups.truncations import TRUNCATIONS, Truncations
-from tierlog.broker.groups.view import GroupView
-from tierlog.broker.ownership.take_over import TAKE_OVERS
+from tierlog.broker.groups import Groups, NewOffset, OffsetState
+from tierlog.broker.offset_log import GroupView
 from tierlog.broker.partition import Partition
+from tierlog.broker.take_over import TAKE_OVERS
 from tierlog.hot_tier.log_folder import LOG, path_of
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.object_store.open import open_store

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tierlog.broker.ownership.fence_checker import FenceChecker
+from tierlog.broker.background.fence_checker import FenceChecker
 from tierlog.object_store.open import open_store
 from tierlog.repair.restore import RestoreOptions, restore
 

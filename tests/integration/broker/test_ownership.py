@@ -8,12 +8,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.fakes.broker_harness import BrokerHarness
+from tierlog.broker.background import fence_checker
+from tierlog.broker.background.fence_checker import FenceChecker
+from tierlog.broker.background.task_failures import TaskFailures
 from tierlog.broker.broker import Broker
 from tierlog.broker.bucket_state import BucketState
-from tierlog.broker.ownership import fence_checker
-from tierlog.broker.ownership.fence_checker import FenceChecker
-from tierlog.broker.ownership.ownership import Ownership
-from tierlog.broker.task_failures import TaskFailures
+from tierlog.broker.ownership import Ownership
 from tierlog.manifest.transitions import record_gap
 from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import (

@@ -20,7 +20,7 @@ from tests.integration.broker.test_adopt import copy_of_kafka
 from tests.integration.repair.test_restore import GAP, Restored
 from tierlog.broker.background.compactor import cold_only, has_cold_only
 from tierlog.broker.broker import Broker
-from tierlog.broker.groups.requests import NewOffset
+from tierlog.broker.groups import NewOffset
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.hot_tier.log import PartitionLog

@@ -16,8 +16,8 @@ from tests.fakes.faulty_object_store import FailsBefore, FaultyObjectStore, Wron
 from tierlog.broker import store_status
 from tierlog.broker.broker import Broker
 from tierlog.broker.cold_log import ColdLog
+from tierlog.broker.segment_listing import tier_sizes
 from tierlog.broker.settings import BrokerSettings
-from tierlog.broker.tier_sizes import tier_sizes
 from tierlog.host.clock import wall_clock_ms
 from tierlog.manifest.state import Reason
 from tierlog.manifest.topic_objects import Cluster, create_cluster

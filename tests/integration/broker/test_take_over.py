@@ -9,10 +9,10 @@ import pytest
 from tests.fakes.broker_harness import BrokerHarness, run_janitor
 from tests.fakes.compacted_topics import put
 from tests.fakes.records import iter_records
+from tierlog.broker import take_over
 from tierlog.broker.bucket_state import BucketState
 from tierlog.broker.cold_log import ColdLog
-from tierlog.broker.ownership import take_over
-from tierlog.broker.ownership.take_over_plan import TakeOverPlan
+from tierlog.broker.take_over import TakeOverPlan
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.recovery import OpenRequest

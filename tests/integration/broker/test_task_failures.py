@@ -10,9 +10,9 @@ from tests.fakes.broker_harness import BrokerHarness, run_copier, run_janitor
 from tests.fakes.compacted_topics import COMPACT, fill
 from tierlog.broker.background import janitor
 from tierlog.broker.background.compactor import MAX_WAIT_S
+from tierlog.broker.background.task_failures import Failures
 from tierlog.broker.broker import Broker
 from tierlog.broker.partition import Partition
-from tierlog.broker.task_failures import Failures
 from tierlog.record_format.errors import StoreUnavailable
 
 

@@ -13,15 +13,15 @@ import pytest
 from tests.fakes.at_once import at_once
 from tests.fakes.broker_harness import run_janitor
 from tests.fakes.faulty_disk import FaultyDisk
-from tierlog.broker.background.janitor import cold_facts, local_facts, total_bytes
+from tierlog.broker.background.retention import cold_facts, local_facts, total_bytes
 from tierlog.broker.data_folder import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
 from tierlog.broker.segment_listing import (
     iter_segments,
     open_segment,
     peek_segments,
     slices_of,
+    tier_sizes,
 )
-from tierlog.broker.tier_sizes import tier_sizes
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_folder import file_name

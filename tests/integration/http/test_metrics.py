@@ -14,7 +14,7 @@ from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, NDJSON, Api, problem, records_path
 from tests.integration.http.test_wire import exchange, post
 from tierlog.api.http.metrics.table import METRICS, OTHER_TOPICS, TOPICS_MAX
-from tierlog.broker.task_failures import TASKS
+from tierlog.broker.background.task_failures import TASKS
 
 FOREIGN = ("process_", "python_")  # the client library's own
 

@@ -11,8 +11,7 @@ from tests.fakes.compacted_topics import COMPACT, compacted, fill
 from tests.fakes.damage import flip
 from tests.fakes.faulty_disk import FaultyDisk
 from tierlog.broker.data_folder import HIGH_WATERMARKS
-from tierlog.broker.groups.groups import OffsetState
-from tierlog.broker.groups.requests import NewOffset
+from tierlog.broker.groups import NewOffset, OffsetState
 from tierlog.hot_tier.open_files import OpenFiles
 from tierlog.record_format.errors import (
     CorruptBatch,

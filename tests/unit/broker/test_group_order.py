@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tierlog.broker.groups.groups import Groups
-from tierlog.broker.groups.requests import NewOffset
+from tierlog.broker.groups import Groups, NewOffset
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_writer import AppendResult
 from tierlog.record_format.consumer_offsets import TOPIC

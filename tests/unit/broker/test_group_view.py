@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from tests.fakes.records import iter_records
-from tierlog.broker.groups.view import GroupView
+from tierlog.broker.offset_log import GroupView
 from tierlog.record_format.checkpoint_files import parse_topic_id
 from tierlog.record_format.consumer_offsets import (
     Commit,

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from tierlog.broker.background.background_tasks import PeriodicTask
-from tierlog.broker.task_failures import TaskFailures
+from tierlog.broker.background.task_failures import TaskFailures
 from tierlog.record_format.errors import StoreUnavailable
 
 

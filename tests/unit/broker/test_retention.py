@@ -2,8 +2,7 @@ from types import SimpleNamespace
 
 from tests.fakes.manifests import entry
 from tierlog.broker.background import retention
-from tierlog.broker.background.janitor import cold_facts
-from tierlog.broker.background.retention import Limits, SegmentFacts
+from tierlog.broker.background.retention import Limits, SegmentFacts, cold_facts
 
 NOW_MS = 1_000_000
 

@@ -1,6 +1,6 @@
 """Checks whether another folder has become the owner of a partition in the bucket: before anything
 is served, and at half of `fence.check.ms` after that, so that no answer waits for a look
-(`owner_check`).
+(`OwnerCheck`).
 
 * The first check comes before serving, because nobody would ever read what a former owner
   acknowledges between its start and its claim. If the store does not respond in time, the partition
@@ -21,9 +21,9 @@ from typing import Final
 
 import structlog
 
-from tierlog.broker.ownership.owner_check import Silence
+from tierlog.broker.background.task_failures import TaskFailures
+from tierlog.broker.ownership import Silence
 from tierlog.broker.partition import Partition
-from tierlog.broker.task_failures import TaskFailures
 from tierlog.record_format.errors import FencedError, StoreUnavailable, TierlogError, UnknownTopic
 
 log = structlog.get_logger(__name__)

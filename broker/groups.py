@@ -11,23 +11,23 @@
   a view. Until all of that is written, the truncation stays recorded (`truncations`).
 
 Thread-safe. Every call may block on the flush, or on the first rebuild.
+
+--- requests: Validates group requests: the name, and the offsets of one commit.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import structlog
 
+from tierlog.broker.checkpoints import Truncations
 from tierlog.broker.data_folder import TopicIdPartition, TopicPartition
-from tierlog.broker.groups.offset_log import OffsetLog, Row, home_partition
-from tierlog.broker.groups.requests import NewOffset, check_group_name, check_offsets
-from tierlog.broker.groups.truncations import Truncations
-from tierlog.broker.groups.view import Committed, GroupView
 from tierlog.broker.live_topics import LiveTopics
+from tierlog.broker.offset_log import Committed, GroupView, OffsetLog, Row, home_partition
 from tierlog.broker.partition import Partition
 from tierlog.broker.topics import Topic
 from tierlog.record_format.checkpoint_files import parse_topic_id
@@ -38,6 +38,8 @@ from tierlog.record_format.consumer_offsets import (
     CommitKey,
 )
 from tierlog.record_format.errors import (
+    FieldProblem,
+    InvalidRequest,
     Starting,
     Throttled,
     TierlogError,
@@ -323,3 +325,44 @@ def lag_of(partition: Partition, offset: int, log_end_offset: int) -> int:
         for gap in partition.gaps
     )
     return max(0, log_end_offset - offset - skipped)
+
+
+MAX_NAME_LENGTH: Final = 255
+MAX_METADATA_BYTES: Final = 4096  # Kafka's offset.metadata.max.bytes
+
+
+class NewOffset(NamedTuple):
+    """The next offset that the group will read. `topic_id`, if given, must be the topic's."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str = ""
+    topic_id: str | None = None
+
+
+def check_group_name(name: str) -> None:
+    """Any text of 1 to 255 characters. Raises InvalidRequest."""
+    if not 1 <= len(name) <= MAX_NAME_LENGTH:
+        detail = f"a group's name has 1 to {MAX_NAME_LENGTH} characters, this one {len(name)}"
+        raise InvalidRequest(detail, problems=(FieldProblem("group", detail),))
+
+
+def check_offsets(offsets: Sequence[NewOffset]) -> None:
+    """Check the offsets of one commit. Raises InvalidRequest, which names each invalid one."""
+    problems = []
+    seen: set[tuple[str, int]] = set()
+    for index, one in enumerate(offsets):
+        size = len(one.metadata.encode())
+        if size > MAX_METADATA_BYTES:
+            detail = f"metadata has at most {MAX_METADATA_BYTES} bytes, not {size}"
+            problems.append(FieldProblem(f"offsets[{index}].metadata", detail))
+        if one[:2] in seen:
+            detail = f"{one.topic}-{one.partition} is given twice"
+            problems.append(FieldProblem(f"offsets[{index}]", detail))
+        seen.add(one[:2])
+    if not offsets:
+        problems.append(FieldProblem("offsets", "at least one offset is required"))
+    if problems:
+        detail = "; ".join(f"{loc}: {msg}" for loc, msg in problems[:5])
+        raise InvalidRequest(detail, problems=tuple(problems[:100]))

@@ -1,0 +1,268 @@
+"""Writes to `__consumer_offsets`, and its contents in memory (`GroupView`), in the log's order.
+
+* Appends are made under `lock`, and applied to the view in that order once they are flushed, never
+  in the order in which threads wake up.
+* A row that could not be written is `unwritten`: it is retried until it succeeds, or until a later
+  commit of its key supersedes it.
+* The view is rebuilt from the log alone, whatever is in it: compacted or not, tombstones, other
+  kinds of records, transactions of a real Kafka (applied at the commit marker, dropped at an
+  abort). Only the newest commit of each partition is kept; the log is read in windows.
+* A record that cannot be decoded is skipped and counted: one bad record from a foreign broker does
+  not cost every group its offsets. A batch that fails its checksum is an error: the disk failed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Final, NamedTuple
+
+import structlog
+
+from tierlog.broker.data_folder import TopicPartition
+from tierlog.broker.partition import Partition
+from tierlog.broker.topics import Topic
+from tierlog.hot_tier.log_writer import Acks, AppendResult
+from tierlog.record_format.batch import BatchHeader, check_crc, iter_headers
+from tierlog.record_format.consumer_offsets import (
+    Commit,
+    CommitKey,
+    decode_key,
+    decode_value,
+    encode_key,
+    encode_value,
+    partition_for_group,
+)
+from tierlog.record_format.decode import decode_batch, end_marker_of
+from tierlog.record_format.errors import CorruptDataError, OffsetTrimmed, TierlogError
+from tierlog.record_format.produced import build_produced
+
+log = structlog.get_logger(__name__)
+
+
+class Row(NamedTuple):
+    """`commit` is None for a tombstone."""
+
+    key: CommitKey
+    commit: Commit | None
+
+
+class PendingAppend(NamedTuple):
+    """An append in progress; rows are applied in the order of appends."""
+
+    rows: Sequence[Row]
+    future: Future[AppendResult]
+
+
+class OffsetLog:
+    """`topic` returns None if the topic does not exist yet. `view` is None until the log was read;
+    `lock` guards it and `unwritten`.
+    """
+
+    def __init__(self, topic: Callable[[], Topic | None], *, clock: Callable[[], int]) -> None:
+        self._topic, self._clock = topic, clock
+        self.lock = threading.RLock()
+        self.view: GroupView | None = None
+        self.unwritten: dict[CommitKey, Commit | None] = {}  # None: a tombstone
+        self._pending: deque[PendingAppend] = deque()
+
+    @property
+    def known(self) -> GroupView:
+        """The view; call it only after the log was read."""
+        assert self.view is not None, "the log was not read yet"
+        return self.view
+
+    def append(self, home: Partition, rows: Sequence[Row]) -> PendingAppend:
+        """Append rows. Call it under the lock: the order of appends is the order of `_pending`."""
+        batches = build_produced(
+            [None if row.commit is None else encode_value(row.commit) for row in rows],
+            keys=[encode_key(row.key) for row in rows],
+            timestamps=[self._clock()] * len(rows),
+            max_message_bytes=home.log.config.max_message_bytes,
+        )
+        pending = PendingAppend(rows, home.append(batches, acks=Acks.ALL))
+        self._pending.append(pending)
+        return pending
+
+    def complete(self, pending: PendingAppend) -> None:
+        """Wait for the flush, then apply everything appended up to this, in order."""
+        try:
+            pending.future.result()
+        finally:
+            with self.lock:
+                while any(one is pending for one in self._pending):
+                    self._apply_first()
+
+    def complete_all(self) -> None:
+        """Complete every append in progress. Call it under the lock."""
+        while self._pending:
+            self._apply_first()
+
+    def _apply_first(self) -> None:
+        """Hardly waits: earlier appends of a log are flushed no later than the later ones."""
+        pending = self._pending.popleft()
+        if pending.future.exception() is not None:
+            return  # the caller that appended it raises the error
+        record_offset = pending.future.result().base_offset
+        for key, commit in pending.rows:
+            self.unwritten.pop(key, None)
+            if commit is None:
+                self.known.remove(key)
+            else:
+                self.known.put(key, commit, record_offset=record_offset)
+
+    def write_unwritten(self) -> None:
+        """Try to append the unwritten rows; those that fail stay unwritten."""
+        with self.lock:
+            started = self._append_unwritten()
+        for pending in started:
+            try:
+                self.complete(pending)
+            except TierlogError as error:
+                log.warning("offsets not written yet", error=str(error))
+
+    def _append_unwritten(self) -> list[PendingAppend]:
+        self.complete_all()  # a commit appended since supersedes the unwritten row of its key
+        topic = self._topic()
+        if topic is None:
+            return []
+        by_home: dict[Partition, list[Row]] = {}
+        for key in sorted(self.unwritten):
+            by_home.setdefault(home_partition(key.group, topic), []).append(
+                Row(key, self.unwritten[key])
+            )
+        started = []
+        for home, rows in by_home.items():
+            try:
+                started.append(self.append(home, rows))
+            except TierlogError as error:
+                log.warning("offsets not written yet", partition=str(home), error=str(error))
+        return started
+
+
+def home_partition(group: str, topic: Topic) -> Partition:
+    """The partition that Kafka would choose; if an adopted folder lacks it, the first it has."""
+    wanted = partition_for_group(group, topic.record.partitions)
+    return topic.partition(wanted if wanted in topic.numbers else topic.numbers[0])
+
+
+WINDOW_BYTES: Final = 1 << 20
+
+
+class Committed(NamedTuple):
+    """A commit, and the offset of its own record: a later record wins."""
+
+    commit: Commit
+    record_offset: int
+
+
+class _Change(NamedTuple):
+    """`commit` is None for a tombstone."""
+
+    key: CommitKey
+    commit: Commit | None
+    record_offset: int
+
+
+class GroupView:
+    def __init__(self) -> None:
+        self.groups: dict[str, dict[TopicPartition, Committed]] = {}
+        self.count = 0
+        self.unreadable = 0
+        self._open_transactions: dict[int, list[_Change]] = {}
+
+    # --- changes ----------------------------------------------------------------------------------
+
+    def put(self, key: CommitKey, commit: Commit, *, record_offset: int) -> None:
+        offsets = self.groups.setdefault(key.group, {})
+        self.count += key[1:] not in offsets
+        offsets[key.topic, key.partition] = Committed(commit, record_offset)
+
+    def set_back(self, key: CommitKey, commit: Commit) -> None:
+        """Replace an existing commit before its new record is written."""
+        offsets = self.groups[key.group]
+        place = (key.topic, key.partition)
+        offsets[place] = offsets[place]._replace(commit=commit)
+
+    def remove(self, key: CommitKey) -> None:
+        offsets = self.groups.get(key.group, {})
+        if offsets.pop((key.topic, key.partition), None) is not None:
+            self.count -= 1
+        if not offsets:
+            self.groups.pop(key.group, None)
+
+    def commits(self) -> Iterator[tuple[CommitKey, Commit]]:
+        for group, offsets in self.groups.items():
+            for (topic, partition), committed in offsets.items():
+                yield CommitKey(group, topic, partition), committed.commit
+
+    # --- the log ----------------------------------------------------------------------------------
+
+    def replay(self, partition: Partition) -> None:
+        """Apply one partition's whole log. May block; raises what reads raise."""
+        offset = partition.offsets().log_start_offset
+        while offset < partition.offsets().high_watermark:
+            try:
+                fetched = partition.read(offset, max_bytes=WINDOW_BYTES)
+            except OffsetTrimmed as trimmed:
+                offset = trimmed.log_start_offset
+                continue
+            self.apply(b"".join(piece.read() for piece in fetched.slices))
+            if fetched.next_offset <= offset:
+                break  # compaction removed the last records
+            offset = fetched.next_offset
+        self._open_transactions.clear()  # the end of one is written only by a real Kafka
+        if self.unreadable:
+            log.warning(
+                "records of unknown format skipped",
+                partition=str(partition),
+                records=self.unreadable,
+            )
+
+    def apply(self, batches: bytes) -> None:
+        """Apply whole batches, in log order. Raises CorruptBatch."""
+        for header in iter_headers(batches):
+            check_crc(batches, header)
+            self._apply_batch(batches, header)
+
+    def _apply_batch(self, data: bytes, header: BatchHeader) -> None:
+        if header.is_control:
+            marker = end_marker_of(data, header)
+            if marker is not None:
+                self._end_transaction(header.producer_id, committed=marker.committed)
+            return
+        changes = list(self._changes(data, header))
+        if header.is_transactional:
+            self._open_transactions.setdefault(header.producer_id, []).extend(changes)
+            return
+        for change in changes:
+            self._apply(change)
+
+    def _changes(self, data: bytes, header: BatchHeader) -> Iterator[_Change]:
+        for record in decode_batch(data, header):
+            try:
+                key = decode_key(record.key or b"")
+                if key is None:
+                    continue
+                commit = None if record.value is None else decode_value(record.value)
+            except CorruptDataError:
+                self.unreadable += 1
+                continue
+            yield _Change(key, commit, record.offset)
+
+    def _apply(self, change: _Change) -> None:
+        if change.commit is None:
+            self.remove(change.key)
+        else:
+            self.put(change.key, change.commit, record_offset=change.record_offset)
+
+    def _end_transaction(self, producer_id: int, *, committed: bool) -> None:
+        """A commit outside of the transaction, made after the transaction's record, wins."""
+        changes = self._open_transactions.pop(producer_id, [])
+        for change in changes if committed else ():
+            key = change.key
+            found = self.groups.get(key.group, {}).get((key.topic, key.partition))
+            if found is None or found.record_offset < change.record_offset:
+                self._apply(change)
