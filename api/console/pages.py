@@ -25,7 +25,7 @@ from tierlog.api.console.record_browser import RecordsQuery, record_page
 from tierlog.api.console.rendering import HEADERS, NOTHING_NEW, fragment, page
 from tierlog.api.console.samples import Sampler, series
 from tierlog.api.http.access.scopes import CONSOLE_NAMES, Grant
-from tierlog.api.http.admin.partitions import FromOffset
+from tierlog.api.http.admin.topics import FromOffset
 from tierlog.api.http.calls import Call, Handler
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
@@ -104,7 +104,7 @@ class Console:
         self._sampling: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._sampling = asyncio.get_running_loop().create_task(self._sampler.run())
+        self._sampling = asyncio.get_running_loop().create_task(self._sampler.keep_sampling())
 
     async def stop(self) -> None:
         if self._sampling is not None:

@@ -90,7 +90,7 @@ class Sampler:
         self.report: StorageReport | None = None
         self._worked_s = 0.0
 
-    async def run(self) -> None:
+    async def keep_sampling(self) -> None:
         """Run until cancelled. A failed sample is a gap in the charts."""
         while True:
             try:

@@ -19,7 +19,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from tierlog.api.http.admin.partitions import first_page
+from tierlog.api.http.admin.topics import first_page
 from tierlog.broker.broker import Broker
 from tierlog.broker.groups import lag_of
 from tierlog.broker.partition import Partition

@@ -115,7 +115,7 @@ class CallTable:
             assert call.method not in node.calls, f"duplicate call: {call.method} {call.path}"
             node.calls[call.method] = call
 
-    def find(self, raw_path: bytes) -> Route | None:
+    def find_route(self, raw_path: bytes) -> Route | None:
         """None if no call has this path. Raises InvalidRequest if a parameter is not UTF-8."""
         route = self._cached.get(raw_path)
         if route is None:

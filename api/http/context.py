@@ -10,17 +10,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
+import itertools
 import sys
 import time
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator
-from concurrent.futures import Executor
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator
+from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from tierlog.api.http.access.check import Access
-from tierlog.api.http.all_completed import AllCompleted
 from tierlog.api.http.exchange import Exchange, record_time
 from tierlog.api.http.fetch.long_poll import WaitingRequests
 from tierlog.api.http.fetch.shared_pages import SharedPages
@@ -39,7 +40,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 InTier = TypeVar("InTier", Fetched, SegmentBytes)
 InTier_co = TypeVar("InTier_co", Fetched, SegmentBytes, covariant=True)
-
 UNKNOWN_SIZE: Final = sys.maxsize  # of a compressed body: expanding it may take too long
 
 
@@ -122,7 +122,7 @@ class Context:
             found = call(wait=Wait.NEVER)
         except WouldBlock:
             threads = self.threads_for(partition, offset)
-            found = await self.run(threads, partial(call, wait=Wait.WAIT))
+            found = await self.run_in(threads, partial(call, wait=Wait.WAIT))
         record_time("broker" if found.tier == "hot" else "store", began_s)
         return found
 
@@ -137,17 +137,17 @@ class Context:
     async def _timed(self, threads: Executor, call: Callable[[], T]) -> T:
         began_s = time.perf_counter()
         try:
-            return await self.run(threads, call)
+            return await self.run_in(threads, call)
         finally:
             record_time("broker", began_s)
 
     async def write(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that writes to disk."""
-        return await self.run(self._writers, partial(call, *args, **kwargs))
+        return await self.run_in(self._writers, partial(call, *args, **kwargs))
 
     async def write_cold(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that waits for the bucket, or for another such call."""
-        return await self.run(self._cold_writers, partial(call, *args, **kwargs))
+        return await self.run_in(self._cold_writers, partial(call, *args, **kwargs))
 
     async def compute(self, size_bytes: int, call: Callable[[], T]) -> T:
         """Run work on a few bytes on the event loop, and work on many in a thread."""
@@ -155,11 +155,11 @@ class Context:
         try:
             if size_bytes <= self.settings.inline_max_bytes:
                 return call()
-            return await self.run(self._parsers, call)
+            return await self.run_in(self._parsers, call)
         finally:
             record_time("encode", began_s)
 
-    async def run(self, threads: Executor, call: Callable[[], T]) -> T:
+    async def run_in(self, threads: Executor, call: Callable[[], T]) -> T:
         """Run a call in a thread, with this request's context: its log lines carry the id."""
         await self.immediate.until_task()
         future = threads.submit(contextvars.copy_context().run, call)
@@ -232,3 +232,70 @@ def _resumed(coroutine: Coroutine[Any, Any, T], awaited: Any) -> Generator[Any, 
         except StopIteration as done:
             result: T = done.value
             return result
+
+
+class AllCompleted:
+    """Awaited once, by a task, until all futures are done: with a result, an error, or cancelled.
+
+    `asyncio.wrap_future` takes one more iteration of the event loop and `gather` another, and each
+    serves all other tasks: beside readers that keep a core busy, a durable produce then takes half
+    as long again. Here the task continues in the next iteration.
+
+    Has the part of asyncio's future interface (`asyncio.isfuture`) that a task uses. If the task is
+    cancelled, futures that have not started are cancelled too. The futures refer to this object for
+    ever, so it drops its references to them at the end: otherwise files in a result would stay open
+    until the garbage collector runs.
+    """
+
+    _asyncio_future_blocking = False  # asyncio's own flag: true while a task waits for this
+
+    def __init__(self, futures: Collection[Future[Any]]) -> None:
+        assert futures, "without any, nothing would end the wait"
+        self._futures, self._count = futures, itertools.count(1)
+        self._last = len(futures)
+        self._loop = asyncio.get_running_loop()
+        self._is_cancelled = False
+
+    def __await__(self) -> Generator[AllCompleted, None, None]:
+        self._asyncio_future_blocking = True
+        yield self
+
+    # --- the interface that a task uses -----------------------------------------------------------
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def add_done_callback(
+        self, callback: Callable[[AllCompleted], object], *, context: contextvars.Context
+    ) -> None:
+        self._callback: Callable[[AllCompleted], object] | None = callback
+        self._context = context
+        for future in self._futures:
+            future.add_done_callback(self._one_done)
+
+    def cancel(self, msg: object = None) -> bool:  # noqa: ARG002  asyncio's signature
+        self._is_cancelled = True
+        for future in self._futures:
+            future.cancel()
+        self._loop.call_soon(self._wake, context=self._context)
+        return True
+
+    def result(self) -> None:
+        futures, self._futures = self._futures, ()
+        if self._is_cancelled or any(future.cancelled() for future in futures):
+            raise asyncio.CancelledError
+
+    # --- from the futures' threads back to the loop -----------------------------------------------
+
+    def _one_done(self, _: Future[Any]) -> None:
+        # `next` is atomic: exactly one of several threads sees the last number.
+        if next(self._count) == self._last:
+            try:
+                self._loop.call_soon_threadsafe(self._wake, context=self._context)
+            except RuntimeError:  # the loop is closed: the server has stopped
+                assert self._loop.is_closed()
+
+    def _wake(self) -> None:
+        callback, self._callback = self._callback, None
+        if callback is not None:  # else it was cancelled before the threads were done
+            callback(self)

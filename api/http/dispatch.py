@@ -252,7 +252,7 @@ class TierlogApp(FastAPI):
             raise ResponseCutShort from error
 
     def _find(self, exchange: Exchange) -> Call | None:
-        found = self.table.find(exchange.scope["raw_path"])
+        found = self.table.find_route(exchange.scope["raw_path"])
         if found is None:
             return None
         by_method, exchange.params = found

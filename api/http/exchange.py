@@ -49,7 +49,7 @@ class Timings:
     def elapsed_s(self) -> float:
         return time.perf_counter() - self._began_s
 
-    def add(self, part: Part, began_s: float) -> None:
+    def add_time(self, part: Part, began_s: float) -> None:
         """Add the time since `began_s`, a value of `time.perf_counter`."""
         setattr(self, part, getattr(self, part) + time.perf_counter() - began_s)
 
@@ -71,7 +71,7 @@ def record_time(part: Part, began_s: float) -> None:
     """Add the time since `began_s` to the current request's timings."""
     timings = _TIMINGS.get()
     if timings is not None:
-        timings.add(part, began_s)
+        timings.add_time(part, began_s)
 
 
 class UnsentBytes(NamedTuple):

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Final
 
 from tierlog.api.http import schemas
-from tierlog.api.http.admin import groups, operations, partitions, topics
+from tierlog.api.http.admin import groups, operations, topics
 from tierlog.api.http.calls import Body, Call, OtherResponse
 from tierlog.api.http.fetch import many
 from tierlog.api.http.fetch.segments import get_segment
@@ -284,18 +284,18 @@ _LOG_CALLS: Final = (
     _log_call(
         method="GET",
         path=_PARTITION + "/offsets",
-        endpoint=partitions.get_offsets,
+        endpoint=topics.get_offsets,
         summary="The partition's offsets, or the offset at a time",
-        query=partitions.OffsetsQuery,
+        query=topics.OffsetsQuery,
         response={JSON: Body(schema=(schemas.OffsetsState, schemas.OffsetAtTime))},
         problems=READING,
     ),
     _log_call(
         method="GET",
         path=_PARTITION + "/segments",
-        endpoint=partitions.list_segments,
+        endpoint=topics.list_segments,
         summary="The segments of both tiers, oldest first",
-        query=partitions.PageQuery,
+        query=topics.PageQuery,
         response={JSON: Body(schema=schemas.SegmentList)},
         problems=READING,
     ),
@@ -326,18 +326,18 @@ _LOG_CALLS: Final = (
     _log_call(
         method="GET",
         path=_PARTITION + "/manifest",
-        endpoint=partitions.get_manifest,
+        endpoint=topics.get_manifest,
         summary="The current manifest, or an older version",
-        query=partitions.ManifestQuery,
+        query=topics.ManifestQuery,
         response={JSON: Body(schema=schemas.ManifestState)},
         problems=(*READING, "unknown-manifest-version"),
     ),
     _log_call(
         method="POST",
         path=_PARTITION + "/trim",
-        endpoint=partitions.trim,
+        endpoint=topics.trim,
         summary="Move the log start (Kafka's DeleteRecords)",
-        body={JSON: Body(schema=partitions.Trim, example={"before_offset": 1000})},
+        body={JSON: Body(schema=topics.Trim, example={"before_offset": 1000})},
         response={JSON: Body(schema=schemas.Trimmed)},
         problems=(*NO_PARTITION, "offset-past-end", "leadership-lost", "log-offline", "disk-full"),
     ),

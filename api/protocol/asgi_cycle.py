@@ -31,7 +31,7 @@ _START: Final = "http.response.start"
 
 
 class Cycle:
-    """Belongs to the connection that parsed it, which calls `add`, `disconnect` and `wake`."""
+    """Belongs to the connection that parsed it, which calls `add_part`, `disconnect` and `wake`."""
 
     def __init__(
         self, connection: HttpConnection, scope: Scope, *, keep_alive: bool, awaits_100: bool
@@ -54,7 +54,7 @@ class Cycle:
         """Whether the length was not announced: chunked or, in HTTP/1.0, ended by the close."""
         return self._left is None
 
-    async def run(self, app: Any) -> None:
+    async def run_app(self, app: Any) -> None:
         try:
             await app(self.scope, self.receive, self.send)
             if not (self.response is Response.COMPLETE or self.disconnected):
@@ -76,7 +76,7 @@ class Cycle:
 
     # --- the request ----------------------------------------------------------------------------
 
-    def add(self, part: bytes) -> None:
+    def add_part(self, part: bytes) -> None:
         self.body += part
         self.wake()
 

@@ -52,7 +52,7 @@ class BodyReceiver:
         self._idle = Deadline(loop, self._timed_out)
         self._done: asyncio.Future[None] = loop.create_future()
 
-    async def run(self) -> None:
+    async def receive_all(self) -> None:
         """Return when the buffer is full.
 
         Raises TimeoutError if nothing arrives for `idle_s`, ConnectionError if the client
@@ -92,7 +92,7 @@ class BodyReceiver:
         self._idle.set(self._idle_s)
         try:
             self._on_bytes(self._received)
-        except Exception as error:  # noqa: BLE001  raised by `run`
+        except Exception as error:  # noqa: BLE001  raised by `receive_all`
             self._finish(error)
 
     def _timed_out(self) -> None:

@@ -180,7 +180,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if data.startswith(b"GET "):
             self._waits_turn = True
-            self.service.turns.add(self.loop, self._take_turn)
+            self.service.turns.add_turn(self.loop, self._take_turn)
         else:
             self._parse()
 
@@ -280,7 +280,7 @@ class HttpConnection(asyncio.Protocol):
         if self._input is Input.REST:
             self._discard(len(part))
         else:
-            self._requests[-1].add(part)
+            self._requests[-1].add_part(part)
 
     def request_ends(self) -> None:
         ends = state.BODY_ENDS
@@ -325,7 +325,7 @@ class HttpConnection(asyncio.Protocol):
         return unsent
 
     def _start(self) -> None:
-        task = self.loop.create_task(self._requests[0].run(self._app))
+        task = self.loop.create_task(self._requests[0].run_app(self._app))
         self._server.tasks.add(task)
         task.add_done_callback(self._server.tasks.discard)
 
@@ -432,7 +432,7 @@ class HttpConnection(asyncio.Protocol):
         self.regulate()
         self._receiving = BodyReceiver(self.loop, sock, view, idle_s=idle_s, on_bytes=on_bytes)
         try:
-            await self._receiving.run()
+            await self._receiving.receive_all()
         except ConnectionError:
             request.disconnect()
             self.transport.abort()

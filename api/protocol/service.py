@@ -53,7 +53,9 @@ class DirectBody(Protocol):
     async def receive_into(
         self, view: memoryview, *, idle_s: float, on_bytes: Callable[[int], None]
     ) -> None:
-        """Fill `view`, which is as long as the rest of the body. Raises as `BodyReceiver.run`."""
+        """Fill `view`, which is as long as the rest of the body. Raises what
+        `BodyReceiver.receive_all` does.
+        """
         ...
 
 
@@ -79,7 +81,7 @@ class ReadTurns:
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_scheduled = False
 
-    def add(self, loop: asyncio.AbstractEventLoop, respond: Callable[[], None]) -> None:
+    def add_turn(self, loop: asyncio.AbstractEventLoop, respond: Callable[[], None]) -> None:
         self._waiting.append(respond)
         self._schedule(loop)
 

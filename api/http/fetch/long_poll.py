@@ -52,7 +52,7 @@ class LongPoll:
         """Keep `cancelled` up to date from now on, even while nothing waits."""
         if self._watch is None:
             self._watch = self._loop.create_task(self._cancel_on_disconnect())
-            self._waiting.add(self.cancel)
+            self._waiting.add_cancel(self.cancel)
 
     async def wait(self, awaited: Iterable[AwaitedOffset]) -> None:
         """Return when one of the high watermarks is above its offset, or when `over`. It may return
@@ -101,7 +101,7 @@ class LongPoll:
     def close(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
-            self._waiting.discard(self.cancel)
+            self._waiting.discard_cancel(self.cancel)
         if self._timer is not None:
             self._timer.cancel()
         for cancel in self._cancels.values():
@@ -129,13 +129,13 @@ class WaitingRequests:
     def count(self) -> int:
         return len(self._cancels)
 
-    def add(self, cancel: Callable[[], None]) -> None:
+    def add_cancel(self, cancel: Callable[[], None]) -> None:
         """`cancel` is called when the server stops; immediately if it is stopping already."""
         self._cancels.add(cancel)
         if self.is_stopping:
             cancel()
 
-    def discard(self, cancel: Callable[[], None]) -> None:
+    def discard_cancel(self, cancel: Callable[[], None]) -> None:
         self._cancels.discard(cancel)
 
     def stop(self) -> None:
@@ -153,10 +153,10 @@ class WaitingRequests:
         waiting = self._partitions.get(partition)
         if waiting is None:
             waiting = self._partitions[partition] = _Waiting(partition)
-        number = waiting.add(offset, wake)
+        number = waiting.add_waiter(offset, wake)
 
         def cancel() -> None:
-            if waiting.remove(number) and self._partitions.get(partition) is waiting:
+            if waiting.remove_waiter(number) and self._partitions.get(partition) is waiting:
                 del self._partitions[partition]
 
         return cancel
@@ -181,7 +181,7 @@ class _Waiting:
         self._lowest = 0  # the offset that the callback is registered for
         self._generation = 0  # of the callback
 
-    def add(self, offset: int, wake: Wake) -> int:
+    def add_waiter(self, offset: int, wake: Wake) -> int:
         number = next(self._numbers)
         if offset < self._partition.log.high_watermark or self._partition.is_defunct:
             wake()
@@ -191,7 +191,7 @@ class _Waiting:
             self._register(offset)
         return number
 
-    def remove(self, number: int) -> bool:
+    def remove_waiter(self, number: int) -> bool:
         """Remove a waiter. Returns whether none is left."""
         self._waiters.pop(number, None)
         if self._waiters:

@@ -18,8 +18,7 @@ import msgspec
 import structlog
 from msgspec import UNSET, UnsetType
 
-from tierlog.api.http.all_completed import AllCompleted
-from tierlog.api.http.context import Context
+from tierlog.api.http.context import AllCompleted, Context
 from tierlog.api.http.exchange import record_time
 from tierlog.api.http.problems import AppendedInPart
 from tierlog.api.http.produce.columns import RecordColumns
@@ -196,7 +195,7 @@ def _invalid(loc: str, problem: str) -> InvalidRecord:
     return InvalidRecord(f"{loc}: {problem}", problems=(FieldProblem(loc, problem),))
 
 
-async def append(
+async def append_batches(
     context: Context, request: ProduceRequest, appends: Mapping[int, ProducedBatches]
 ) -> Response:
     """Append the batches, each partition's as one append. Raises the error of a partition, as

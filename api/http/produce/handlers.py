@@ -27,7 +27,7 @@ from tierlog.api.http.produce.append import (
     ProduceQuery,
     ProduceRequest,
     ProducerState,
-    append,
+    append_batches,
     build_appends,
     check_batches,
     is_small_uncompressed_batch,
@@ -100,10 +100,10 @@ async def _produce(
             if error.limit_bytes != EXPANDED_BYTES:
                 raise
         else:
-            return await append(context, request, appends)
+            return await append_batches(context, request, appends)
         async with context.decoding.for_expansion(most):
             far = partial(prepare, expanded_max_bytes=most)
-            return await append(context, request, await context.compute(UNKNOWN_SIZE, far))
+            return await append_batches(context, request, await context.compute(UNKNOWN_SIZE, far))
 
 
 def read_head(context: Context, exchange: Exchange, partition: Partition | None) -> ProduceRequest:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tierlog.api.http.all_completed import AllCompleted
+from tierlog.api.http.context import AllCompleted
 
 
 def running() -> Future[int]:

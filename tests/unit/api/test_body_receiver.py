@@ -25,7 +25,7 @@ def receive(
             receiving = BodyReceiver(loop, ours, memoryview(body), idle_s=0.05, on_bytes=on_bytes)
             loop.call_soon(act, receiving, theirs)
             try:
-                await receiving.run()
+                await receiving.receive_all()
             finally:
                 assert not loop.remove_reader(ours.fileno()), "the loop was left watching"
             return bytes(body)

@@ -110,7 +110,7 @@ def test_a_sample_that_fails_is_left_out_and_the_ring_is_bounded(
     async def sample_for_a_while() -> Sampler:
         sampler = Sampler(context, interval_ms=0)
         with capture_logs():
-            task = asyncio.create_task(sampler.run())
+            task = asyncio.create_task(sampler.keep_sampling())
             await asyncio.wait_for(context.broker.enough.wait(), 20)
             task.cancel()
         return sampler
