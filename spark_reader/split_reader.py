@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from tierlog.client.calls import Limits
+from tierlog.client.wire import Limits
 from tierlog.cold_tier.ranged_reader import read_chunk
 from tierlog.record_format.arrow import ArrowDecoder, DecodeRequest
 from tierlog.record_format.errors import (

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from tierlog import errors
     from tierlog.client.async_producer import AsyncProducer
     from tierlog.client.batching import Batching, RecordMetadata
-    from tierlog.client.calls import Limits, Sequenced
+    from tierlog.client.calls import Sequenced
     from tierlog.client.client import AsyncClient, Client
     from tierlog.client.exchange import RetryPolicy
     from tierlog.client.group_calls import OffsetCommit
     from tierlog.client.producer import Producer
     from tierlog.client.records import ConsumedRecord, JsonSource, NewRecord
     from tierlog.client.responses import ProducerIdentity
+    from tierlog.client.wire import Limits
     from tierlog.spark_reader.arrow_reader import read_arrow
 
 __version__ = "0.1.0"
@@ -53,13 +54,14 @@ __all__ = [
 _MODULES: Final = {
     "async_producer": ("AsyncProducer",),
     "batching": ("Batching", "RecordMetadata"),
-    "calls": ("Limits", "Sequenced"),
+    "calls": ("Sequenced",),
     "client": ("AsyncClient", "Client"),
     "exchange": ("RetryPolicy",),
     "group_calls": ("OffsetCommit",),
     "producer": ("Producer",),
     "records": ("ConsumedRecord", "JsonSource", "NewRecord"),
     "responses": ("ProducerIdentity",),
+    "wire": ("Limits",),
 }
 _MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names}
 

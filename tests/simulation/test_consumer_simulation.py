@@ -26,9 +26,9 @@ import pytest
 import tierlog
 from tests.fakes.tiny_broker import description, refused
 from tests.simulation.steps import seeds
-from tierlog.client.calls import Limits
 from tierlog.client.exchange import RetryPolicy
 from tierlog.client.records import ConsumedRecord
+from tierlog.client.wire import Limits
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.errors import TierlogError
 

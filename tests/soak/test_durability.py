@@ -28,7 +28,7 @@ from tests.fakes.soak import (
     soak_broker,
     soak_seed,
 )
-from tierlog.client.calls import Limits
+from tierlog.client.wire import Limits
 
 pytestmark = [pytest.mark.soak, pytest.mark.s3]
 

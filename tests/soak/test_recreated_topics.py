@@ -41,8 +41,9 @@ from tests.fakes.soak import (
     soak_seed,
 )
 from tests.fakes.waiting import until
-from tierlog.client.calls import Limits, Sequenced
+from tierlog.client.calls import Sequenced
 from tierlog.client.responses import FetchedRecords, TopicDescription
+from tierlog.client.wire import Limits
 from tierlog.object_store.open import open_store
 from tierlog.object_store.s3_connection import S3Options
 from tierlog.object_store.store import ObjectStore

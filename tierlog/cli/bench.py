@@ -140,7 +140,7 @@ def _measured(
 
 def _read_partition(client: Client, topic: str, partition: int) -> Iterator[Work]:
     """Read a whole partition as raw batches."""
-    from tierlog.client.calls import Limits
+    from tierlog.client.wire import Limits
 
     offset, up_to_date = 0, False
     while not up_to_date:

@@ -17,16 +17,16 @@ import typer
 
 from tierlog.cli.options import TopicArgument, client_command, complete_group
 from tierlog.cli.output import for_stdout
-from tierlog.client.calls import Isolation
 from tierlog.client.records import json_member, to_ms
+from tierlog.client.wire import Isolation
 from tierlog.record_format.batch_runs import headers_in_order
 from tierlog.record_format.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from tierlog.client.calls import Limits
     from tierlog.client.client import Client
     from tierlog.client.records import ConsumedRecord
     from tierlog.client.responses import FetchedBatches
+    from tierlog.client.wire import Limits
 
 MAX_FETCH_BYTES = 4 << 20
 _BATCHES_ALONE = (
@@ -101,7 +101,7 @@ def consume(
     format_: FormatOption = Format.VALUE,
 ) -> None:
     """Print records; stops at the high watermark unless --follow is given."""
-    from tierlog.client.calls import Limits
+    from tierlog.client.wire import Limits
 
     start = _start(offset, timestamp, group)
     limits = Limits(max_bytes=MAX_FETCH_BYTES, isolation=isolation)

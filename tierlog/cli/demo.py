@@ -249,7 +249,7 @@ def _tier_row(client: Client, one: Any) -> tuple[object, ...]:
 
 
 def _fetch_from_both_tiers(client: Client, rows: int) -> None:
-    from tierlog.client.calls import Limits
+    from tierlog.client.wire import Limits
 
     one = Limits(max_records=1)
     first = _timed_fetch(client, "first record", offset="earliest", limits=one)

@@ -31,8 +31,7 @@ from tierlog.cli.produce_input import (
     ndjson,
     parquet_rows,
 )
-from tierlog.client.calls import Acks
-from tierlog.client.wire import NDJSON
+from tierlog.client.wire import NDJSON, Acks
 
 if TYPE_CHECKING:
     from tierlog.client.client import Client

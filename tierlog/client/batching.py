@@ -26,9 +26,9 @@ from threading import Condition, RLock
 from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from tierlog.client.calls import Acks, check_acks
 from tierlog.client.exchange import RESTART_TIMEOUT_S
 from tierlog.client.records import HeadersLike, Time, Value, time_of_record, to_bytes, to_headers
+from tierlog.client.wire import Acks, check_acks
 from tierlog.record_format.batch import HEADER_SIZE
 from tierlog.record_format.codecs import CODEC_IDS
 from tierlog.record_format.encode import NO_HEADERS, Headers, record_size

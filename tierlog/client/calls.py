@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from operator import index
-from typing import Final, Literal, NamedTuple, cast
+from typing import Final, NamedTuple
 from urllib.parse import quote
-
-import msgspec
 
 from tierlog.client import responses
 from tierlog.client.exchange import Call
@@ -34,38 +31,30 @@ from tierlog.client.responses import (
     read_readiness,
 )
 from tierlog.client.wire import (
+    DEFAULT_LIMITS,
     JSON,
     RECORD_BATCHES,
+    Acks,
+    Isolation,
+    Limits,
     Query,
     Request,
     Response,
+    Start,
     Subject,
+    check_acks,
     json_request,
+    normalize_start,
     query,
 )
 from tierlog.host.clock import wall_clock_ms
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.codecs import NONE
 from tierlog.record_format.decode import Record
-from tierlog.record_format.errors import InvalidRequest, InvalidTopicName
+from tierlog.record_format.errors import InvalidTopicName
 from tierlog.record_format.topic_rules import ConfigValue
 
-Acks = Literal["0", "1", "all"]
-Isolation = Literal["read_uncommitted", "read_committed"]
-Start = int | Literal["earliest", "latest", "earliest-local"]
-
-DEFAULT_FETCH_BYTES: Final = 1 << 20
 VERIFY_WAIT_S: Final = 3600.0
-
-
-class Limits(NamedTuple):
-    """How much a fetch returns, and how long it may wait for `min_bytes`."""
-
-    max_bytes: int = DEFAULT_FETCH_BYTES
-    max_records: int | None = None
-    min_bytes: int = 1
-    wait_ms: int = 0
-    isolation: Isolation = "read_uncommitted"
 
 
 class Sequenced(NamedTuple):
@@ -73,29 +62,6 @@ class Sequenced(NamedTuple):
 
     producer: ProducerIdentity
     sequence: int
-
-
-DEFAULT_LIMITS: Final = Limits()
-ACKS: Final = ("0", "1", "all")
-
-
-def check_acks(acks: Acks) -> Acks:
-    """Normalize to text: Kafka's clients take the numbers 0 and 1. Raises InvalidRequest."""
-    if str(acks) not in ACKS:
-        raise InvalidRequest(f"acks must be one of {', '.join(ACKS)}, not {acks!r}")
-    return cast("Acks", str(acks))
-
-
-def normalize_start(offset: Start) -> Start:
-    """Convert decimal text and integer types such as numpy's to int, which offsets are compared
-    with. Raises TypeError.
-    """
-    if isinstance(offset, str):
-        return int(offset) if offset.isdecimal() else offset
-    return index(offset)
-
-
-# --- topics ---------------------------------------------------------------------------------------
 
 
 def create_topic(
@@ -115,7 +81,7 @@ def list_topics(
 ) -> Call[tuple[responses.Topic, ...]]:
     """List topics by name; with `internal`, tierlog's own as well."""
     parameters = query(prefix=prefix or None, internal=internal or None)
-    read = json_reader(_Topics)
+    read = json_reader(responses.TopicList)
     return Call(Request("GET", "/v1/topics", parameters), lambda response: read(response).topics)
 
 
@@ -148,9 +114,6 @@ def delete_topic(topic: str) -> Call[None]:
     """
     request = Request("DELETE", _topic_path(topic), subject=Subject(topic))
     return Call(request, no_content, idempotent=False)
-
-
-# --- produce --------------------------------------------------------------------------------------
 
 
 def produce(
@@ -256,9 +219,6 @@ def init_producer() -> Call[ProducerIdentity]:
     return Call(Request("POST", "/v1/producers"), json_reader(ProducerIdentity))
 
 
-# --- fetch ----------------------------------------------------------------------------------------
-
-
 def fetch_batches(
     topic: str,
     partition: int,
@@ -351,9 +311,6 @@ def fetch(
     return Call(raw.request, read_fetched)
 
 
-# --- offsets, segments, manifests, storage --------------------------------------------------------
-
-
 def offsets(topic: str, partition: int) -> Call[responses.Offsets]:
     """Get a partition's start and end offsets, over both tiers and on local disk."""
     return Call(_get_of(topic, partition, "offsets"), json_reader(responses.Offsets))
@@ -364,7 +321,7 @@ def offset_for_timestamp(
 ) -> Call[OffsetAndTimestamp | None]:
     """Find the first record at or after a time, in either tier; None if all are older."""
     request = _get_of(topic, partition, "offsets", query(timestamp=to_ms(timestamp)))
-    parse = json_reader(_OffsetAt)
+    parse = json_reader(responses.OffsetAt)
 
     def read_position(response: Response) -> OffsetAndTimestamp | None:
         found = parse(response)
@@ -434,7 +391,7 @@ def trim(topic: str, partition: int, *, before_offset: int) -> Call[int]:
     request = json_request(
         "POST", path, {"before_offset": before_offset}, Subject(topic, partition)
     )
-    read = json_reader(_Trimmed)
+    read = json_reader(responses.Trimmed)
     return Call(request, lambda response: read(response).log_start_offset)
 
 
@@ -447,25 +404,6 @@ def readiness() -> Call[responses.Readiness]:
     not_ready = frozenset((503,))  # `/readyz` responds so, with its reasons: it is no failure
     request = Request("GET", "/readyz")
     return Call(request, read_readiness, expected_statuses=not_ready, once=True)
-
-
-# --- responses with one member --------------------------------------------------------------------
-
-
-class _Topics(msgspec.Struct):
-    topics: tuple[responses.Topic, ...]
-
-
-class _OffsetAt(msgspec.Struct):
-    offset: int | None
-    timestamp: int | None
-
-
-class _Trimmed(msgspec.Struct):
-    log_start_offset: int
-
-
-# --- paths ----------------------------------------------------------------------------------------
 
 
 def _topic_path(topic: str) -> str:

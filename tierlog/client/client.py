@@ -25,7 +25,6 @@ import httpx2
 from tierlog.client import calls, group_calls, responses
 from tierlog.client.async_producer import AsyncProducer
 from tierlog.client.batching import Batching
-from tierlog.client.calls import DEFAULT_LIMITS, Limits, Start
 from tierlog.client.exchange import Call, NotSent, Outcome, Pause, RetryPolicy, Steps, exchange
 from tierlog.client.group_calls import GroupProgress
 from tierlog.client.problems import UnexpectedAnswer
@@ -33,7 +32,7 @@ from tierlog.client.producer import Producer
 from tierlog.client.records import ConsumedRecord, Time, to_ms
 from tierlog.client.scheduling import FetchSchedule, PartitionCursor, schedule_fetches
 from tierlog.client.transport import ConnectionConfig, to_outcome, to_response
-from tierlog.client.wire import Request, Response
+from tierlog.client.wire import DEFAULT_LIMITS, Limits, Request, Response, Start
 from tierlog.client.workarounds import is_closed_at_once
 from tierlog.record_format.errors import RetriableError, TierlogError
 

@@ -21,11 +21,10 @@ from urllib.parse import quote
 import msgspec
 
 from tierlog.client import responses
-from tierlog.client.calls import Start
 from tierlog.client.exchange import Call
 from tierlog.client.records import ConsumedRecord
 from tierlog.client.responses import json_reader, no_content
-from tierlog.client.wire import Request, Response, Subject, json_request
+from tierlog.client.wire import Request, Response, Start, Subject, json_request
 from tierlog.record_format.errors import InvalidRequest
 
 if TYPE_CHECKING:

@@ -243,6 +243,19 @@ class Readiness(NamedTuple):
     degraded: tuple[str, ...]
 
 
+class TopicList(msgspec.Struct):
+    topics: tuple[Topic, ...]
+
+
+class OffsetAt(msgspec.Struct):
+    offset: int | None
+    timestamp: int | None
+
+
+class Trimmed(msgspec.Struct):
+    log_start_offset: int
+
+
 # --- parsing --------------------------------------------------------------------------------------
 
 

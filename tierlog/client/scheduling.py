@@ -29,11 +29,11 @@ from operator import index
 from typing import Any, Final, NamedTuple
 
 from tierlog.client import calls, group_calls
-from tierlog.client.calls import DEFAULT_LIMITS, Limits, Start, normalize_start
 from tierlog.client.exchange import UNLIMITED_ATTEMPTS, Call, RetryPolicy, Steps, exchange
 from tierlog.client.group_calls import GroupProgress
 from tierlog.client.records import ConsumedRecord, decode_fetched, from_timestamp
 from tierlog.client.responses import METADATA_MAX_AGE_MS, FetchedBatches, GroupOffset
+from tierlog.client.wire import DEFAULT_LIMITS, Limits, Start, normalize_start
 from tierlog.record_format.errors import (
     InvalidRequest,
     OffsetOutOfRange,

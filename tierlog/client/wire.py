@@ -1,13 +1,15 @@
-"""HTTP requests and responses as plain values."""
+"""HTTP requests and responses as plain values, and the values of their parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from operator import index
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, cast
 
 import msgspec
+
+from tierlog.record_format.errors import InvalidRequest
 
 DEFAULT_SERVER: Final = "http://127.0.0.1:8640"
 JSON: Final = "application/json"
@@ -59,3 +61,40 @@ def query(**members: object) -> Query:
         for name, value in members.items()
         if value is not None
     )
+
+
+Acks = Literal["0", "1", "all"]
+Isolation = Literal["read_uncommitted", "read_committed"]
+Start = int | Literal["earliest", "latest", "earliest-local"]
+
+DEFAULT_FETCH_BYTES: Final = 1 << 20
+
+
+class Limits(NamedTuple):
+    """How much a fetch returns, and how long it may wait for `min_bytes`."""
+
+    max_bytes: int = DEFAULT_FETCH_BYTES
+    max_records: int | None = None
+    min_bytes: int = 1
+    wait_ms: int = 0
+    isolation: Isolation = "read_uncommitted"
+
+
+DEFAULT_LIMITS: Final = Limits()
+ACKS: Final = ("0", "1", "all")
+
+
+def check_acks(acks: Acks) -> Acks:
+    """Normalize to text: Kafka's clients take the numbers 0 and 1. Raises InvalidRequest."""
+    if str(acks) not in ACKS:
+        raise InvalidRequest(f"acks must be one of {', '.join(ACKS)}, not {acks!r}")
+    return cast("Acks", str(acks))
+
+
+def normalize_start(offset: Start) -> Start:
+    """Convert decimal text and integer types such as numpy's to int, which offsets are compared
+    with. Raises TypeError.
+    """
+    if isinstance(offset, str):
+        return int(offset) if offset.isdecimal() else offset
+    return index(offset)

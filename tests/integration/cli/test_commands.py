@@ -20,8 +20,8 @@ from tests.fakes.command_line import Program
 from tests.fakes.forked import Forked
 from tests.fakes.served_broker import served_broker
 from tests.fakes.waiting import until
-from tierlog.client.calls import Limits
 from tierlog.client.client import Client
+from tierlog.client.wire import Limits
 
 SMALL = ("--config", "segment.bytes=16384", "--config", "local.retention.bytes=16384")
 

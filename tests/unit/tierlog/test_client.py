@@ -15,7 +15,7 @@ import pytest
 
 import tierlog
 from tierlog.client import calls, problems, scheduling
-from tierlog.client.calls import Limits, Sequenced
+from tierlog.client.calls import Sequenced
 from tierlog.client.exchange import (
     UNLIMITED_ATTEMPTS,
     AnswerLost,
@@ -28,7 +28,7 @@ from tierlog.client.group_calls import GroupProgress
 from tierlog.client.problems import AppendedInPart, BrokerFault, UnexpectedAnswer
 from tierlog.client.records import ConsumedRecord, decode_fetched, to_batches
 from tierlog.client.scheduling import FetchSchedule, PartitionCursor
-from tierlog.client.wire import Response
+from tierlog.client.wire import Limits, Response
 from tierlog.record_format import errors
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.decode import Record
