@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from tests.fakes.forked import Forked
-from tierlog.cli.storage_check import print_report
+from tierlog.cli.storage import print_report
 
 
 def test_verify_exits_0_for_an_intact_topic_and_3_for_a_missing_object(broker, tierlog, offline):
