@@ -21,7 +21,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tierlog.record_format.record_walk import I64_MAX, I64_MIN, RowFilter
 from tierlog.spark_reader.options import ReadOptions
-from tierlog.spark_reader.plan import NO_FILTERS, Filters, Split, log_to_stderr
+from tierlog.spark_reader.plan import NO_FILTERS, Filters, Split, log_to_stderr, pack_tasks
 from tierlog.spark_reader.planner import Planner
 from tierlog.spark_reader.workarounds import (
     FILTERS_BY_SCAN,
@@ -66,7 +66,7 @@ class TierlogReader(QuickAckOnUnpickle, DataSourceReader):  # type: ignore[misc]
         planner = Planner(self._options, report=log_to_stderr, warn=log_to_stderr)
         splits = planner.batch(self.filters)
         # Spark turns an empty list into one partition of None.
-        return [SplitPartition(task) for task in planner.tasks(splits) or [()]]
+        return [SplitPartition(task) for task in pack_tasks(splits, self._options.limits) or [()]]
 
     def read(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:
         from tierlog.spark_reader.split_reader import read_partition

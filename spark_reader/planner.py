@@ -31,7 +31,6 @@ from tierlog.spark_reader.plan import (
     clamp,
     count_offsets,
     is_single_split,
-    pack_tasks,
     plan_splits,
 )
 
@@ -102,10 +101,6 @@ class Planner:
         splits = plan_splits(work, self._options.limits)
         self._report(describe_plan(ranges, work, splits))
         return splits
-
-    def tasks(self, splits: Sequence[Split]) -> list[tuple[Split, ...]]:
-        """The splits of each Spark task."""
-        return pack_tasks(splits, self._options.limits)
 
     def _work(self, wanted: OffsetRange, row_filter: RowFilter) -> PartitionWork:
         facts = wanted.facts

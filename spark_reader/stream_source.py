@@ -28,7 +28,13 @@ from tierlog.record_format.record_walk import I64_MAX
 from tierlog.spark_reader.access import Connections, parallel_map
 from tierlog.spark_reader.batch_source import SplitPartition
 from tierlog.spark_reader.options import NO_LIMITS, ReadOptions, TriggerLimits
-from tierlog.spark_reader.plan import OffsetRange, PartitionFacts, log_to_stderr, skip_gap
+from tierlog.spark_reader.plan import (
+    OffsetRange,
+    PartitionFacts,
+    log_to_stderr,
+    pack_tasks,
+    skip_gap,
+)
 from tierlog.spark_reader.planner import Planner
 from tierlog.spark_reader.stream_offsets import (
     Backlog,
@@ -226,7 +232,8 @@ class TierlogStreamReader(
             first = begun.next_offset(one.topic_id, name) or 0
             if first < end_offset:
                 ranges.append(planner.existing(one, first, end_offset))
-        return [SplitPartition(task) for task in planner.tasks(planner.splits(ranges))]
+        tasks = pack_tasks(planner.splits(ranges), self._options.limits)
+        return [SplitPartition(task) for task in tasks]
 
     def read(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:
         from tierlog.spark_reader.split_reader import read_partition

@@ -13,16 +13,21 @@ its private members, or knows of its faults.
 * `in_brief`: Spark shows all calls of its planning process before what an error says, or, with
   `spark.sql.execution.pyspark.udf.hideTraceback.enabled`, nobody's. Goes with a Spark that shows
   the message first.
+* `interrupt_deferred`: if its start is interrupted, PySpark leaves the JVM running forever, holding
+  our pipes (up to 4.3; not reported).
 * `hadoop_of`: PySpark has no public door to Hadoop's file systems and credentials (not asked for).
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import stat
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar, cast
@@ -134,3 +139,27 @@ def hadoop_of(session: SparkSession) -> Hadoop | None:
     if java_session is None:
         return None
     return Hadoop(session._jvm, java_session.sessionState().newHadoopConf())  # noqa: SLF001
+
+
+@contextmanager
+def interrupt_deferred() -> Iterator[None]:
+    """Defer Ctrl-C until Spark has started; a second one takes effect at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        sys.stderr.write("tierlog: stopping once Spark has started\n")
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is note:  # keep Spark's own handler, which cancels jobs
+            signal.signal(signal.SIGINT, before)
+    if asked:
+        raise KeyboardInterrupt

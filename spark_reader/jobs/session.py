@@ -8,8 +8,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tierlog.spark_reader.environment import prepare
 from tierlog.spark_reader.jobs.package import build_zip
 from tierlog.spark_reader.source import register
+from tierlog.spark_reader.workarounds import interrupt_deferred
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,36 +66,9 @@ def _new_session(name: str, master: str | None, config: Mapping[str, str]) -> Sp
         builder = builder.master(master or LOCAL_MASTER)
     for key, value in config.items():
         builder = builder.config(key, value)
-    with _interrupt_deferred():
+    with interrupt_deferred():
         session: SparkSession = builder.getOrCreate()
     return session
-
-
-@contextmanager
-def _interrupt_deferred() -> Iterator[None]:
-    """Defer Ctrl-C until Spark has started; a second one takes effect at once.
-
-    If its start is interrupted, PySpark leaves the JVM running forever, holding our pipes.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    asked: list[int] = []
-
-    def note(number: int, _: object) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-        sys.stderr.write("tierlog: stopping once Spark has started\n")
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        if signal.getsignal(signal.SIGINT) is note:  # keep Spark's own handler, which cancels jobs
-            signal.signal(signal.SIGINT, before)
-    if asked:
-        raise KeyboardInterrupt
 
 
 def _has_remote_executors(session: SparkSession) -> bool:

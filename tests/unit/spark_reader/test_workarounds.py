@@ -1,10 +1,15 @@
+"""What stands in for Spark's faults does what it stands for."""
+
+from __future__ import annotations
+
 import os
 import pickle
+import signal
 import socket
 
 import pytest
 
-from tierlog.spark_reader.workarounds import QuickAckOnUnpickle
+from tierlog.spark_reader.workarounds import QuickAckOnUnpickle, interrupt_deferred
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="only on Linux")
@@ -48,3 +53,29 @@ def _reader():
     reader = QuickAckOnUnpickle()
     reader.columns = ("value",)
     return reader
+
+
+@pytest.mark.parametrize(("times", "started"), [(1, True), (2, False)])
+def test_the_first_interrupt_is_deferred_until_spark_has_started(times, started):
+    before, starts = signal.getsignal(signal.SIGINT), []
+
+    def start():
+        with interrupt_deferred():
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+            starts.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert bool(starts) == started
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_handler_set_by_spark_is_kept():
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with interrupt_deferred():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
