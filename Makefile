@@ -13,7 +13,7 @@ SPARK ?= 4.1.4
 PYSPARK := $(CURDIR)/.cache/pyspark-$(SPARK)
 UVICORN := $(CURDIR)/.cache/uvicorn/$(shell sed -n 's/.*"uvicorn>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 
-.PHONY: help setup demo test test-uvicorn test-spark soak check format s3 bench docs recording clean
+.PHONY: help setup demo test test-uvicorn test-spark soak check format s3 bench docs recording lock release clean
 .DEFAULT_GOAL := help
 
 help:
@@ -28,6 +28,8 @@ help:
 	@echo "make bench    the figures"
 	@echo "make docs     the reference in docs/, out of the code's own tables, and the site, in build/html"
 	@echo "make recording  the terminal in docs/pictures, by a run of the commands"
+	@echo "make lock     the newest versions of what the image and a release's SBOM install"
+	@echo "make release  wheel, sdist, SBOM, notes and checksums in dist/; uploads nothing"
 	@echo "make clean    remove .venv and what tools left behind"
 
 setup: $(STAMP)
@@ -104,5 +106,13 @@ $(VENV)/.docs-done: pyproject.toml | setup
 recording: setup
 	$(BIN)/python docs/record.py
 
+# With hashes, for every platform: one file for the image, for the SBOM and for the test of an install.
+lock: setup
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	    --no-header --no-annotate --output-file deploy/docker/requirements.txt pyproject.toml
+
+release: setup
+	$(BIN)/python .ci/release.py
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,11 +1,11 @@
-"""The wheel, installed where other packages have the names of our rooms, used from a project that
-has folders of these names: two names in a user's environment are ours.
+"""The wheel of the sdist, installed with what it needs and nothing else, where other packages have
+the names of our rooms, used from a project that has folders of these names: two names in a user's
+environment are ours.
 """
 
 import re
 import shutil
 import subprocess
-import sys
 import sysconfig
 import zipfile
 from contextlib import contextmanager
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.command_line import ENVIRONMENT, ROOT
+from tests.fakes.release import install_locked, release
 from tests.fakes.waiting import until
 from tests.integration.cli.test_readme import BLOCKS, SPARK
 
@@ -31,31 +32,30 @@ print(spark.read.format("tierlog").options(server=SERVER, subscribe="orders").lo
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
-    subprocess.run([*pip, "--no-deps", "--no-build-isolation", "-w", folder, ROOT], check=True)
-    (built,) = folder.glob("*.whl")
-    return built
+    built = release.build(ROOT, tmp_path_factory.mktemp("dist"), "1700000000")
+    return next(path for path in built if path.suffix == ".whl")
 
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """An environment's `bin` folder. Dependencies are those of the tests, without the checkout."""
+    """The `bin` folder of an environment with the locked versions of the base install."""
     root = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root], check=True)
-    packages = next(root.glob("lib/python*/site-packages"))
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    install_locked(root, wheel)
     for name in THEIRS:
-        (packages / name).mkdir()
-        (packages / name / "__init__.py").write_text(f"raise ImportError('{name} of PyPI')\n")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(packages)
-    program = root / "bin/tierlog"
-    program.write_text(
-        f"#!{root}/bin/python\nfrom tierlog.cli.main import main\nimport sys\nsys.exit(main())\n"
-    )
-    program.chmod(0o755)
+        package = packages_of(root) / name
+        package.mkdir()
+        (package / "__init__.py").write_text(f"raise ImportError('{name} of PyPI')\n")
     return root / "bin"
+
+
+def packages_of(environment):
+    return next(environment.glob("lib/python*/site-packages"))
+
+
+def add_extras(installed):
+    """Spark's packages, as the tests have them: 1.2 GB are not installed once more."""
+    extras = packages_of(installed.parent) / "extras.pth"
+    extras.write_text(sysconfig.get_path("purelib") + "\n")
 
 
 @pytest.fixture
@@ -98,6 +98,16 @@ def test_two_names_are_installed(wheel):
             assert f"tierlog/{name}" in files, name
 
 
+def test_the_base_install_has_no_extra_and_the_size_that_the_readme_says(installed):
+    environment = installed.parent
+    names = {path.name for path in packages_of(environment).iterdir()}
+    assert not names & {"numba", "numpy", "pandas", "pyarrow", "pyspark", "moto"}
+    said = re.search(r"pip install \.\s.*?(\d+) MB on disk", (ROOT / "README.md").read_text())
+    files = [path for path in environment.rglob("*") if path.is_file() and not path.is_symlink()]
+    found = sum(path.stat().st_size for path in files) / 1e6
+    assert 0.6 * int(said[1]) < found < 1.1 * int(said[1])  # pip and compiled modules are missing
+
+
 def test_the_tour_runs_beside_packages_and_folders_of_our_rooms_names(installed, project):
     if shutil.which("curl") is None:
         pytest.skip("needs curl")
@@ -124,6 +134,7 @@ def test_the_tour_runs_beside_packages_and_folders_of_our_rooms_names(installed,
                 run(["bash", "-e"] if kind == "run" else [installed / "python", "-"], script)
         where = run([installed / "python", "-"], "import tierlog; print(tierlog.__file__)")
         assert Path(where.strip()).is_relative_to(installed.parent)
+        add_extras(installed)
         table = (
             "import tierlog; print(tierlog.read_arrow('orders', server=SERVER).read_all().num_rows)"
         )
