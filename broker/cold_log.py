@@ -27,13 +27,14 @@ from tierlog.broker.ownership import OwnerCheck, Ownership, Silence
 from tierlog.broker.store_status import StoreStatus
 from tierlog.cold_tier.cold_reader import ColdReader
 from tierlog.cold_tier.segment_uploader import SegmentUploader
+from tierlog.host.waiting import Wait
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.segment import SegmentFiles
 from tierlog.manifest import transitions
 from tierlog.manifest.codec import mergeable_pages
 from tierlog.manifest.garbage import Collector, GarbagePlan, GarbagePolicy
 from tierlog.manifest.pins import Pins
-from tierlog.manifest.state import Manifest, PageSource
+from tierlog.manifest.state import Manifest, PageSource, live_size_bytes
 from tierlog.manifest.store import ManifestStore
 from tierlog.manifest.versions import VersionStat
 from tierlog.record_format.errors import (
@@ -45,8 +46,8 @@ from tierlog.record_format.errors import (
 from tierlog.record_format.segment_entry import SegmentEntry
 
 
-class ColdLog(ColdReads):
-    """`ownership` guards every write to the bucket."""
+class ColdLog:
+    """`reads` serves its records and entries; `ownership` guards every write to the bucket."""
 
     exists: Final = True
 
@@ -61,13 +62,36 @@ class ColdLog(ColdReads):
         silence: Silence,
         clock: Callable[[], int],
     ) -> None:
-        super().__init__(manifests, reader, bucket_state=bucket_state, store_status=store_status)
+        self._manifests, self.bucket_state = manifests, bucket_state
+        self.store_status = store_status
+        self.reads = ColdReads(
+            manifests, reader, bucket_state=bucket_state, store_status=store_status
+        )
         self._uploader, self._clock = uploader, clock
         self._pins = Pins(manifests, clock=clock)
         self.ownership = Ownership(manifests, bucket_state, clock=clock)
         self.owner_check = OwnerCheck(self.ownership, silence)
         self._may_be_behind = False  # the bucket may be one commit ahead of `manifest`
         self._uploading: list[int] = []  # base offsets
+
+    def __str__(self) -> str:
+        return str(self._manifests.keys)
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The manifest last seen in force. Immutable: readers take it once."""
+        return self.bucket_state.manifest
+
+    @property
+    def end_offset(self) -> int:
+        """Every record from the log start up to it is in the bucket; 0 if no manifest is known."""
+        manifest = self.manifest
+        return manifest.end_offset if manifest else 0
+
+    @property
+    def size_bytes(self) -> int:
+        manifest = self.manifest
+        return live_size_bytes(manifest) if manifest else 0
 
     @property
     def segment_boundaries(self) -> frozenset[int]:
@@ -79,6 +103,10 @@ class ColdLog(ColdReads):
     def is_busy(self) -> bool:
         """Whether something is being uploaded, or the manifest changed."""
         return bool(self._uploading) or self.ownership.is_busy
+
+    def load_newest(self) -> Manifest | None:
+        """The manifest in force, loaded from the bucket but not recorded; None if there is none."""
+        return self._manifests.load_manifest(at_least=self.bucket_state.version)
 
     def has_manifest(self) -> bool:
         """Whether the bucket has any, even one that this folder knows to be out of date."""
@@ -302,7 +330,7 @@ BOUNDARIES: Final[frozenset[int]] = frozenset()
 
 
 class EmptyColdTier:
-    """As much of `ColdLog` as `Partition` uses."""
+    """As much of `ColdLog`, and of its reads, as `Partition` uses."""
 
     exists: Final = False
     is_claimed: Final = True
@@ -319,25 +347,32 @@ class EmptyColdTier:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def entries(self, _from_offset: int) -> Iterator[SegmentEntry]:
+    @property
+    def reads(self) -> EmptyColdTier:
+        return self
+
+    def cold_entries(self, _from_offset: int) -> Iterator[SegmentEntry]:
         return iter(())
 
-    def oldest_first(self, _from_offset: int) -> Iterator[SegmentEntry]:
+    def find_entry(self, _offset: int, _wait: Wait) -> SegmentEntry | None:
+        return None
+
+    def oldest_cold_entries(self, _from_offset: int) -> Iterator[SegmentEntry]:
         return iter(())
 
-    def version(self, _version: int | None) -> Manifest:
+    def manifest_version(self, _version: int | None) -> Manifest:
         raise UnknownManifestVersion(
             f"{self._name} is on local disk alone: the broker has no object store, or its topic "
             "says remote.storage.enable=false"
         )
 
-    def entries_of(self, _manifest: Manifest, **_: int) -> Iterator[SegmentEntry]:
+    def manifest_entries(self, _manifest: Manifest, **_: int) -> Iterator[SegmentEntry]:
         return iter(())
 
-    def history(self, **_: int) -> list[VersionStat]:
+    def manifest_history(self, **_: int) -> list[VersionStat]:
         return []
 
-    def full_key(self, key: str) -> str:
+    def object_key(self, key: str) -> str:
         return key
 
     def resolve_failed_commit(self) -> None:

@@ -1,6 +1,6 @@
 """Reads one partition's cold tier through the manifest in force.
 
-* Everything here may block on the store, except the properties, and what is given Wait.NEVER.
+* Everything here may block on the store, except what is given Wait.NEVER.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tierlog.cold_tier.segment_lookup import load_bundle
 from tierlog.host.file_slice import FileSlice, TierRead
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier.log_config import LogConfig
-from tierlog.manifest.state import Manifest, PageRef, UnwrittenPage, first_at, live_size_bytes
+from tierlog.manifest.state import Manifest, PageRef, UnwrittenPage, first_at
 from tierlog.manifest.store import ManifestStore
 from tierlog.manifest.versions import VersionStat
 from tierlog.record_format.errors import (
@@ -42,32 +42,16 @@ class ColdReads:
         bucket_state: BucketState,
         store_status: StoreStatus,
     ) -> None:
-        self._manifests, self._reader, self.bucket_state = manifests, reader, bucket_state
-        self.store_status = store_status
+        self._manifests, self._reader, self._state = manifests, reader, bucket_state
+        self._store_status = store_status
         self._oldest: tuple[PageRef | UnwrittenPage, SegmentEntry] | None = None
 
     def __str__(self) -> str:
         return str(self._manifests.keys)
 
-    @property
-    def manifest(self) -> Manifest | None:
-        """The manifest last seen in force. Immutable: readers take it once."""
-        return self.bucket_state.manifest
-
-    @property
-    def end_offset(self) -> int:
-        """Every record from the log start up to it is in the bucket; 0 if no manifest is known."""
-        manifest = self.bucket_state.manifest
-        return manifest.end_offset if manifest else 0
-
-    @property
-    def size_bytes(self) -> int:
-        manifest = self.bucket_state.manifest
-        return live_size_bytes(manifest) if manifest else 0
-
     # --- records ----------------------------------------------------------------------------------
 
-    def read(
+    def read_cold(
         self, offset: int, *, max_bytes: int, end_offset: int, wait: Wait = Wait.WAIT
     ) -> TierRead:
         """Read from `offset` on, across segments; a recorded gap is skipped.
@@ -93,10 +77,10 @@ class ColdReads:
                 wait=wait,
             )
         except StoreUnavailable as error:
-            self.store_status.mark_unavailable(error)
+            self._store_status.mark_unavailable(error)
             raise
         except MissingObject as error:
-            if self.store_status.is_verified:
+            if self._store_status.is_verified:
                 raise
             # Not verified yet: an empty mount point lacks every object, and has lost none.
             raise StoreUnavailable(f"{self}: its bucket has not been verified yet") from error
@@ -105,7 +89,7 @@ class ColdReads:
         self, timestamp: int, *, start_offset: int, end_offset: int
     ) -> tuple[int, int] | None:
         """As Partition.offset_for_timestamp, within [start_offset, end_offset)."""
-        for entry in self.entries(start_offset, since_ms=timestamp):
+        for entry in self.cold_entries(start_offset, since_ms=timestamp):
             if entry.base_offset >= end_offset:
                 return None
             newest = entry.known_max_timestamp
@@ -121,7 +105,7 @@ class ColdReads:
     def aborted_transactions(self, offset: int, end_offset: int) -> list[AbortedTxn]:
         """The aborted transactions in [offset, end_offset), from the cold tier's indexes."""
         return self._reader.aborted_transactions(
-            self.entries(offset), start_offset=offset, end_offset=end_offset
+            self.cold_entries(offset), start_offset=offset, end_offset=end_offset
         )
 
     def byte_range(
@@ -132,48 +116,46 @@ class ColdReads:
 
     def find_entry(self, offset: int, wait: Wait = Wait.WAIT) -> SegmentEntry | None:
         """The entry that holds `offset`, or the next one. Raises WouldBlock."""
-        manifest = self.manifest
+        manifest = self._state.manifest
         return None if manifest is None else self._manifests.find_segment(manifest, offset, wait)
 
-    def entries(self, from_offset: int, *, since_ms: int = -1) -> Iterator[SegmentEntry]:
+    def cold_entries(self, from_offset: int, *, since_ms: int = -1) -> Iterator[SegmentEntry]:
         """Entries of the manifest in force that end at or above `from_offset`, oldest first. Pages
         that are older than `since_ms` are not read.
         """
-        if self.manifest is None:
+        if self._state.manifest is None:
             return iter(())
         return self._manifests.iter_entries(
-            self.manifest, from_offset=from_offset, since_ms=since_ms
+            self._state.manifest, from_offset=from_offset, since_ms=since_ms
         )
 
-    def oldest_first(self, from_offset: int) -> Iterator[SegmentEntry]:
-        """As `entries`, for callers that repeatedly need only the first one: it is cached while it
-        is the first, so that its page is not read again.
+    def oldest_cold_entries(self, from_offset: int) -> Iterator[SegmentEntry]:
+        """As `cold_entries`, for callers that repeatedly need only the first one: it is cached, so
+        that its page is not read again.
         """
-        manifest = self.manifest
+        manifest = self._state.manifest
         if manifest is None or not manifest.pages:
-            yield from self.entries(from_offset)
+            yield from self.cold_entries(from_offset)
             return
         page, oldest = manifest.pages[0], self._oldest
         if oldest is None or oldest[0] != page:
-            first = next(self.entries_of(manifest, from_offset=page.base_offset))
+            first = next(self.manifest_entries(manifest, from_offset=page.base_offset))
             oldest = self._oldest = (page, first)
         _, first = oldest
         if first.last_offset >= from_offset:
             yield first
             from_offset = first.next_offset
-        yield from self.entries_of(manifest, from_offset=from_offset)
+        yield from self.manifest_entries(manifest, from_offset=from_offset)
 
-    def entries_of(self, manifest: Manifest, *, from_offset: int) -> Iterator[SegmentEntry]:
-        """As `entries`, for any version of the manifest."""
+    def manifest_entries(self, manifest: Manifest, *, from_offset: int) -> Iterator[SegmentEntry]:
+        """As `cold_entries`, for any version of the manifest."""
         return self._manifests.iter_entries(manifest, from_offset=from_offset)
-
-    def load_newest(self) -> Manifest | None:
-        """The manifest in force, loaded from the bucket but not recorded; None if there is none."""
-        return self._manifests.load_manifest(at_least=self.bucket_state.version)
 
     def uploaded_crc32c(self, base_offset: int, size_bytes: int) -> int | None:
         """The checksum of the object of such a segment; None without one in the manifest itself."""
-        entry = first_at(self.manifest.segments, base_offset) if self.manifest else None
+        entry = (
+            first_at(self._state.manifest.segments, base_offset) if self._state.manifest else None
+        )
         if entry is None or (entry.base_offset, entry.size_bytes) != (base_offset, size_bytes):
             return None
         return entry.log_crc32c
@@ -185,12 +167,12 @@ class ColdReads:
         """The producer snapshot for the start of a local log that lost its own. A start does not
         wait for it while the store is unreachable.
         """
-        manifest = self.manifest
+        manifest = self._state.manifest
         if manifest is None or not manifest.log_start_offset < offset <= manifest.end_offset:
             return None
         try:
-            if not self.store_status.is_reachable:
-                raise StoreUnavailable(f"{self}: {self.store_status.unavailable}")
+            if not self._store_status.is_reachable:
+                raise StoreUnavailable(f"{self}: {self._store_status.unavailable}")
             found = producers_below(self._manifests, manifest, offset)
         except StoreUnavailable as error:
             log.error("producer state is unknown", partition=str(self), error=str(error))
@@ -199,26 +181,26 @@ class ColdReads:
             log.warning("producer state read from the bucket", partition=str(self), offset=offset)
         return found
 
-    def version(self, version: int | None) -> Manifest:
+    def manifest_version(self, version: int | None) -> Manifest:
         """The manifest in force, or that version. Raises UnknownManifestVersion."""
         if version is not None:
             return self._manifests.load_version(version)
-        if self.manifest is None:
+        if self._state.manifest is None:
             raise UnknownManifestVersion(f"{self} has no manifest yet")
-        return self.manifest
+        return self._state.manifest
 
-    def history(self, *, after: int, limit: int) -> list[VersionStat]:
+    def manifest_history(self, *, after: int, limit: int) -> list[VersionStat]:
         """Versions above `after` that still exist, oldest first. One LIST."""
         return self._manifests.versions.stats(after=after, limit=limit)
 
-    def full_key(self, key: str) -> str:
-        return self.store_status.store.full_key(key)
+    def object_key(self, key: str) -> str:
+        return self._store_status.store.full_key(key)
 
     def _manifest_for_reading(self) -> Manifest:
-        if self.manifest is None:
+        if self._state.manifest is None:
             # The local copy was unreadable, and only a claim may accept what the bucket has.
             raise StoreUnavailable(f"{self}: its manifest has not been read from the bucket yet")
-        return self.manifest
+        return self._state.manifest
 
 
 def uses_bucket(config: LogConfig, manifest: Manifest | None) -> bool:

@@ -124,8 +124,8 @@ class LogSpec:
             request=request,
             disk=self.disk,
             open_files=self.open_files,
-            fetch_producer_snapshot=cold.producers_before if cold else no_producer_snapshot,
-            uploaded_crc32c=cold.uploaded_crc32c if cold else not_uploaded,
+            fetch_producer_snapshot=cold.reads.producers_before if cold else no_producer_snapshot,
+            uploaded_crc32c=cold.reads.uploaded_crc32c if cold else not_uploaded,
         )
 
 

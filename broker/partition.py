@@ -271,27 +271,38 @@ class Partition:
 
     def cold_entries(self, from_offset: int) -> Iterator[SegmentEntry]:
         """Entries of the manifest in force that end at or above `from_offset`, oldest first."""
-        return self._cold.entries(from_offset)
+        return self._cold.reads.cold_entries(from_offset)
 
     def oldest_cold_entries(self, from_offset: int) -> Iterator[SegmentEntry]:
         """As `cold_entries`, for callers that repeatedly need only the first one."""
-        return self._cold.oldest_first(from_offset)
+        return self._cold.reads.oldest_cold_entries(from_offset)
+
+    def find_cold_entry(self, offset: int, wait: Wait) -> SegmentEntry | None:
+        """The entry that holds `offset`, or the next one. Raises WouldBlock."""
+        return self._cold.reads.find_entry(offset, wait)
+
+    def cold_bytes(
+        self, entry: SegmentEntry, *, start: int, end: int, wait: Wait
+    ) -> Iterator[FileSlice]:
+        """Bytes [start, end) of a segment's log; each chunk is fetched when it is requested."""
+        assert isinstance(self._cold, ColdLog), "the entry is of a bucket"
+        return self._cold.reads.byte_range(entry, start=start, end=end, wait=wait)
 
     def manifest_version(self, version: int | None) -> Manifest:
         """The manifest in force, or that version. Raises UnknownManifestVersion."""
-        return self._cold.version(version)
+        return self._cold.reads.manifest_version(version)
 
     def manifest_entries(self, manifest: Manifest, *, from_offset: int) -> Iterator[SegmentEntry]:
         """As `cold_entries`, for any version of the manifest."""
-        return self._cold.entries_of(manifest, from_offset=from_offset)
+        return self._cold.reads.manifest_entries(manifest, from_offset=from_offset)
 
     def manifest_history(self, *, after: int, limit: int) -> list[VersionStat]:
         """Versions above `after` that still exist, oldest first. One LIST."""
-        return self._cold.history(after=after, limit=limit)
+        return self._cold.reads.manifest_history(after=after, limit=limit)
 
     def object_key(self, key: str) -> str:
         """The whole key of an object that the manifest names."""
-        return self._cold.full_key(key)
+        return self._cold.reads.object_key(key)
 
     def check_change(self, now: LogConfig, changed: LogConfig) -> None:
         """Refuse a setting that cannot apply while some segments are only in the bucket."""
@@ -449,7 +460,9 @@ class Partition:
 
     def _read_cold(self, offset: int, *, max_bytes: int, end_offset: int, wait: Wait) -> TierRead:
         if self.cold is not None:
-            cold = self.cold.read(offset, max_bytes=max_bytes, end_offset=end_offset, wait=wait)
+            cold = self.cold.reads.read_cold(
+                offset, max_bytes=max_bytes, end_offset=end_offset, wait=wait
+            )
             if cold.slices or cold.next_offset > offset:
                 return cold
         wait.before("both tiers are looked at again")
@@ -471,7 +484,7 @@ class Partition:
         found: list[AbortedTxn] = []
         if offset < now.local_log_start_offset and self.cold is not None:
             wait.before("the bucket's indexes are read")
-            found += self.cold.aborted_transactions(offset, next_offset)
+            found += self.cold.reads.aborted_transactions(offset, next_offset)
         # Even if the read ended in the cold tier: the marker may have been written much later.
         found += self.log.aborted_transactions(offset, next_offset, wait)
         return tuple(dict.fromkeys(found))
@@ -498,7 +511,7 @@ class Partition:
     def _offset_for_timestamp(self, timestamp: int, now: Offsets) -> tuple[int, int] | None:
         found = None
         if self.cold is not None and now.log_start_offset < now.local_log_start_offset:
-            found = self.cold.offset_for_timestamp(
+            found = self.cold.reads.offset_for_timestamp(
                 timestamp,
                 start_offset=now.log_start_offset,
                 end_offset=now.local_log_start_offset,

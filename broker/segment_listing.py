@@ -70,16 +70,13 @@ def _listed(partition: Partition, from_offset: int, *, count: bool) -> Iterator[
     from_offset = max(from_offset, partition.log.log_start_offset)
     local = partition.log.segments()
     local_start = local[0].base_offset
-    cold = partition.cold
-    if cold is not None:
-        for entry in cold.entries(from_offset):
-            if entry.base_offset >= local_start:
-                break
-            yield _cold_listing(entry, object_key=cold.full_key(entry.log_key))
+    for entry in partition.cold_entries(from_offset):
+        if entry.base_offset >= local_start:
+            break
+        yield _cold_listing(entry, object_key=partition.object_key(entry.log_key))
     start = max(from_offset, local_start)
-    covered = {entry.base_offset: entry for entry in cold.entries(start)} if cold else {}
-    gaps = cold.manifest.gaps if cold and cold.manifest else ()
-    for view in (_without_gap(one, gaps) for one in local):
+    covered = {entry.base_offset: entry for entry in partition.cold_entries(start)}
+    for view in (_without_gap(one, partition.gaps) for one in local):
         if view.last_offset >= max(from_offset, view.base_offset):
             in_bucket = covered.get(view.base_offset)
             known = _with_manifest_facts(view, in_bucket)
@@ -106,9 +103,7 @@ def _cold_listing(entry: SegmentEntry, *, object_key: str) -> SegmentState:
 def _local_listing(
     partition: Partition, view: SegmentView, entry: SegmentEntry | None
 ) -> SegmentState:
-    object_key = None
-    if entry is not None and partition.cold is not None:
-        object_key = partition.cold.full_key(entry.log_key)
+    object_key = None if entry is None else partition.object_key(entry.log_key)
     return SegmentState(
         base_offset=view.base_offset,
         last_offset=view.last_offset,
@@ -178,7 +173,7 @@ def _open(partition: Partition, base_offset: int, wait: Wait) -> SegmentBytes:
         opened = log.sealed.open(base_offset, wait)
         if opened.next_offset > log.log_start_offset:
             return _hot_bytes(log, opened)
-    entry = partition.cold.find_entry(base_offset, wait) if partition.cold else None
+    entry = partition.find_cold_entry(base_offset, wait)
     if (
         entry is None
         or entry.base_offset != base_offset
@@ -225,8 +220,7 @@ def slices_of(
         return iter(())
     if isinstance(segment.source, OpenFile):
         return iter((FileSlice(segment.source, start, end - start),))
-    assert partition.cold is not None
-    return partition.cold.byte_range(segment.source, start=start, end=end, wait=wait)
+    return partition.cold_bytes(segment.source, start=start, end=end, wait=wait)
 
 
 def _etag(topic_id: str, size_bytes: int, crc32c: int) -> str:

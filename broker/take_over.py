@@ -314,7 +314,7 @@ class TakeOver:
         if plan.diverged_from is not None:
             recovery_point = min(recovery_point, self._set_aside(folder, plan.diverged_from, epoch))
         if plan.start_at is not None:
-            snapshot = self._cold.producers_at_end(self.manifest)
+            snapshot = self._cold.reads.producers_at_end(self.manifest)
             closed_log.replace_with_empty(folder, plan.start_at, snapshot=snapshot)
             log.info("log restarted empty", partition=str(self._cold), offset=plan.start_at)
         elif plan.split_at is not None:

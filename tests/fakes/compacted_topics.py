@@ -56,7 +56,7 @@ def cold_records(harness, topic):
     """The partition's records in the bucket."""
     cold = harness.broker.partition(topic, 0).cold
     found = []
-    for entry in cold.entries(0):
-        pieces = cold.byte_range(entry, start=0, end=entry.size_bytes)
+    for entry in cold.reads.cold_entries(0):
+        pieces = cold.reads.byte_range(entry, start=0, end=entry.size_bytes)
         found += iter_records(b"".join(piece.read() for piece in pieces))
     return found

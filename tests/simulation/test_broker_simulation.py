@@ -648,7 +648,7 @@ class World:
         """(base offset of the segment, file) of files in either tier that have another copy."""
         if partition.cold is None or not partition.log.sealed.mirrored:
             return []
-        found, entries = [], list(partition.cold.entries(partition.log.log_start_offset))
+        found, entries = [], list(partition.cold_entries(partition.log.log_start_offset))
         local = {view.base_offset: view for view in partition.log.segments()}
         for entry in entries:
             found.append((entry.base_offset, self.root / "bucket" / entry.indexes_key))

@@ -132,7 +132,7 @@ class Life(World):
 
     def trim(self) -> None:
         self.copy()
-        first = next(self.broker.partition("a", 0).cold.entries(0))
+        first = next(self.broker.partition("a", 0).cold_entries(0))
         self.topics["a"].model.trimmed_before = first.next_offset + 1  # within a segment
         self.broker.trim("a", 0, first.next_offset + 1)
 
@@ -174,7 +174,7 @@ class Life(World):
     def repair(self) -> None:
         self._produce("a", 3)
         self._roll_and_copy("a")
-        for entry in self.broker.partition("a", 0).cold.entries(0):
+        for entry in self.broker.partition("a", 0).cold_entries(0):
             (self.root / "bucket" / entry.indexes_key).write_bytes(b"corrupt")
         repair_topic(self.broker, "a", apply=True, deep=True)
 
@@ -301,7 +301,7 @@ class Life(World):
             lists = (manifest.pages, manifest.removed, manifest.removed_pages)
             named |= {manifests.versions.key(manifest.version)}
             named |= {item.key for items in lists for item in items}
-            named |= {key for entry in partition.cold.entries(0) for key in entry.keys}
+            named |= {key for entry in partition.cold_entries(0) for key in entry.keys}
             keys = manifests.keys
             topics = topic_versions(keys.topic, keys.topic_id)
             named |= {key for key in found if key.startswith(topics)}

@@ -80,12 +80,12 @@ def test_compaction_is_mirrored_to_the_bucket(harness):
     fill(harness, "t", 400)
     offload(harness, "t")
     partition = harness.broker.partition("t", 0)
-    before = {entry.log_key for entry in partition.cold.entries(0)}
+    before = {entry.log_key for entry in partition.cold_entries(0)}
     last = fill(harness, "t", 200, seed=2)
     log = compacted(harness, "t")
     assert not log.sealed.mirrored
     offload(harness, "t")
-    entries = list(partition.cold.entries(0))
+    entries = list(partition.cold_entries(0))
     assert before.isdisjoint(entry.log_key for entry in entries)
     assert before <= {removed.key for removed in partition.cold.manifest.removed}
     assert cold_records(harness, "t") == harness.records("t")
@@ -419,7 +419,7 @@ def test_a_local_segment_replaces_only_whole_objects(harness, monkeypatch):
     compacted(harness, "t")
     offload(harness, "t")
     partition = harness.broker.partition("t", 0)
-    before = list(partition.cold.entries(0))
+    before = list(partition.cold_entries(0))
     segment = next(view for view in partition.log.segments() if view.sealed)
     files = partition.log.sealed.prepare_upload
     shorter = before[0].last_offset - 1
@@ -432,7 +432,7 @@ def test_a_local_segment_replaces_only_whole_objects(harness, monkeypatch):
     assert before[0].base_offset == segment.base_offset
     with pytest.raises(CorruptDataError, match="the bucket has segments of offsets 0 to"):
         compactor.follow_compaction(partition, stopping=lambda: False)
-    assert list(partition.cold.entries(0)) == before
+    assert list(partition.cold_entries(0)) == before
 
 
 def test_segments_are_kept_locally_until_compaction_is_mirrored(harness):

@@ -26,6 +26,7 @@ from tierlog.host.file_slice import OpenFile
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier import open_files
 from tierlog.hot_tier.log import PartitionLog
+from tierlog.hot_tier.log_writer import LogWriter
 from tierlog.hot_tier.open_files import OpenFiles
 from tierlog.manifest.garbage import GarbagePolicy
 from tierlog.manifest.keys import PartitionKeys, topic_versions
@@ -173,9 +174,9 @@ def test_deleting_a_topic_flushes_none_of_its_logs(harness, monkeypatch) -> None
     """Changes of other topics, and a stop, wait for as long as it takes."""
     harness.broker.create_topic("t", partitions=2)
     harness.produce("t", [b"deleted"])
-    flushed: list[PartitionLog] = []
+    flushed: list[LogWriter] = []
     with monkeypatch.context() as patched:
-        patched.setattr(PartitionLog, "flush", flushed.append)
+        patched.setattr(LogWriter, "flush", flushed.append)
         harness.broker.delete_topic("t")
     assert not flushed
 

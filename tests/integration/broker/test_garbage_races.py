@@ -35,12 +35,12 @@ def offload_next(harness):
 def replace_first(harness):
     partition = harness.broker.partition("t", 0)
     partition.cold.replace_compacted(
-        list(partition.cold.entries(0)), partition.log.sealed.prepare_upload(0)
+        list(partition.cold_entries(0)), partition.log.sealed.prepare_upload(0)
     )
 
 
 def repair_first(harness):
-    (first,) = harness.broker.partition("t", 0).cold.entries(0)
+    (first,) = harness.broker.partition("t", 0).cold_entries(0)
     (harness.root / "bucket" / first.log_key).unlink()
     assert [step.done for step in repair_topic(harness.broker, "t", apply=True)] == [True]
 
@@ -104,4 +104,4 @@ def test_a_merged_page_is_not_garbage_before_its_commit(harness, monkeypatch):
     cold.merge_pages()
     assert len(cold.manifest.pages) == 1
     harness.restart()
-    assert len(list(harness.broker.partition("t", 0).cold.entries(0))) == 6
+    assert len(list(harness.broker.partition("t", 0).cold_entries(0))) == 6

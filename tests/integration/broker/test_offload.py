@@ -368,7 +368,7 @@ def test_all_uploads_pass_the_configured_throttle(harness, monkeypatch):
     fill(harness, "t", segments=2)
     harness.offload()
     (throttle,) = throttles
-    entries = harness.broker.partition("t", 0).cold.entries(0)
+    entries = harness.broker.partition("t", 0).cold_entries(0)
     expected = sum(entry.size_bytes + entry.indexes_size_bytes for entry in entries)
     assert (throttle.rate, throttle.sent_bytes) == (12_345, expected)
 

@@ -143,7 +143,7 @@ def test_compaction_is_mirrored_across_the_gap_and_a_restart(restored, last_valu
     offload(restored, "t")
     assert last_of(restored.records("t")) == last_of(cold_records(restored, "t")) == last
     gap_end = partition_of(restored).cold.manifest.gaps[0].end_offset
-    entries = partition_of(restored).cold.entries(0)
+    entries = partition_of(restored).cold_entries(0)
     assert not [one for one in entries if one.base_offset < gap_end <= one.last_offset]
     report = verify_topic(restored.broker, "t", deep=True)
     assert [p for p in report.problems if p.kind != "gap"] == []
@@ -280,7 +280,7 @@ def read_all(log, offset):
 def test_a_corrupt_object_is_rejected_and_later_ones_are_rehydrated(restored, last_values):
     partition = partition_of(restored)
     entries = list(cold_only(partition))
-    path = restored.root / "bucket" / partition.cold.full_key(entries[1].log_key)
+    path = restored.root / "bucket" / partition.object_key(entries[1].log_key)
     path.chmod(0o644)
     flip(path, -1)
     restored.broker.background.compactor.run_round()

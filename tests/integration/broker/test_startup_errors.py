@@ -25,8 +25,7 @@ from tierlog.broker.data_folder import CLEAN_SHUTDOWN, FolderInUse
 from tierlog.broker.log_opener import LogOpener
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.durable_file import REAL_DISK
-from tierlog.hot_tier.log import PartitionLog
-from tierlog.hot_tier.log_writer import Acks
+from tierlog.hot_tier.log_writer import Acks, LogWriter
 from tierlog.manifest.topic_objects import Cluster, TopicObjects, create_cluster
 from tierlog.object_store.memory import MemoryStore
 from tierlog.object_store.open import open_store
@@ -393,7 +392,7 @@ def test_a_failed_start_releases_everything(harness, monkeypatch):
     before, flushed = open_resources(harness), []
     with monkeypatch.context() as patched:
         patched.setattr(Truncations, "reconcile_at_start", no_room)
-        patched.setattr(PartitionLog, "flush", flushed.append)
+        patched.setattr(LogWriter, "flush", flushed.append)
         with pytest.raises(ConfigurationError, match="No space left"):
             harness.open()
     assert open_resources(harness) == before

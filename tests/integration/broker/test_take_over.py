@@ -399,7 +399,7 @@ def test_the_former_owner_is_fenced_and_stays_so_after_a_restart(diverged):
     copy.broker = copy.open()
     copy.offload()
     harness.broker = harness.open(take_over=True)
-    named = {key for e in harness.broker.partition("t", 0).cold.entries(0) for key in e.keys}
+    named = {key for e in harness.broker.partition("t", 0).cold_entries(0) for key in e.keys}
     copy.broker.background.fence_checker.run_round()
     with pytest.raises(FencedError):
         copy.fill(10, mark=b"zombie")

@@ -79,7 +79,7 @@ def test_one_read_spans_many_cold_segments(harness):
     harness.fill(400)
     harness.offload()
     log = harness.broker.partition("t", 0)
-    start, first = log.offsets().local_log_start_offset, next(log.cold.entries(0))
+    start, first = log.offsets().local_log_start_offset, next(log.cold_entries(0))
     fetched = log.read(0, max_bytes=4 * first.size_bytes)
     assert fetched.tier == "cold"
     assert 2 * first.size_bytes < fetched.size_bytes <= 4 * first.size_bytes
@@ -382,15 +382,15 @@ def test_a_cold_read_overtaken_by_retention_raises_offset_trimmed(harness, monke
     harness.offload()
     log = harness.broker.partition("t", 0)
     harness.records("t")  # fills the cache
-    (first, *_) = log.cold.entries(0)
-    found = log.cold.read
+    (first, *_) = log.cold_entries(0)
+    found = log.cold.reads.read_cold
 
     def overtaken(offset, **limits):
         monkeypatch.undo()
         harness.broker.background.janitor.trim_partition(log, first.next_offset)
         return found(offset, **limits)
 
-    monkeypatch.setattr(log.cold, "read", overtaken)
+    monkeypatch.setattr(log.cold.reads, "read_cold", overtaken)
     with pytest.raises(OffsetTrimmed, match="below the log start"):
         log.read(0, max_bytes=100, wait=wait)
 

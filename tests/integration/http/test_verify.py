@@ -11,12 +11,12 @@ def test_an_intact_topic_is_ok_and_a_missing_object_is_reported(api):
     assert response.json()["problems"] == []
     assert response.json()["checked"]["chunks"] > 0
     cold = api.broker.partition(name, 0).cold
-    lost = next(cold.entries(0)).log_key
+    lost = next(cold.reads.cold_entries(0)).log_key
     api.store.delete([lost])
     report = api.post(f"/v1/topics/{name}/verify").json()
     assert report["ok"] is False
     assert [(one["kind"], one["object_key"]) for one in report["problems"]] == [
-        ("object-missing", cold.full_key(lost))
+        ("object-missing", cold.reads.object_key(lost))
     ]
 
 

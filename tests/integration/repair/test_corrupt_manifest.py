@@ -57,7 +57,7 @@ def test_verify_and_repair_name_the_manifest(harness, corrupt):
 def test_reading_that_version_raises_corrupt_manifest(harness, corrupt):
     cold = harness.broker.partition("t", 0).cold
     with pytest.raises(CorruptManifest, match=corrupt):
-        cold.version(cold.manifest.version)
+        cold.reads.manifest_version(cold.manifest.version)
 
 
 def test_readiness_reports_that_the_partition_is_not_offloaded(harness, corrupt):

@@ -235,7 +235,7 @@ def test_a_corrupt_segment_before_unflushed_records_is_set_aside(harness):
 
 def test_a_segment_corrupt_in_both_tiers_is_kept(harness):
     harness.copy_sealed()
-    (entry, _) = list(harness.broker.partition("t", 0).cold.entries(0))
+    (entry, _) = list(harness.broker.partition("t", 0).cold_entries(0))
     damage(harness, (positions(harness)[4] + 70, b"\xff"))
     path_of(harness, entry.log_key).write_bytes(log_of(harness).read_bytes())
     steps = [(one.action, one.done) for one in repair_topic(harness.broker, "t", deep=True)]
@@ -244,7 +244,7 @@ def test_a_segment_corrupt_in_both_tiers_is_kept(harness):
 
 def test_setting_a_segment_aside_drops_no_earlier_segment_that_the_bucket_lacks(harness):
     harness.copy_sealed()
-    (entry, _) = list(harness.broker.partition("t", 0).cold.entries(0))
+    (entry, _) = list(harness.broker.partition("t", 0).cold_entries(0))
     damage(harness, (positions(harness)[4] + 70, b"\xff"))
     path_of(harness, entry.log_key).write_bytes(log_of(harness).read_bytes())
     next_log = log_of(harness).with_name(f"{30:020d}.log")

@@ -357,7 +357,7 @@ def test_trimming_a_segment_during_its_upload_is_not_an_error(harness, monkeypat
         partition = harness.copy_sealed()
     assert not [line for line in logs if line["log_level"] in {"warning", "error"}]
     assert partition.cold.end_offset == 20
-    assert [entry.base_offset for entry in partition.cold.entries(0)] == [10]
+    assert [entry.base_offset for entry in partition.cold_entries(0)] == [10]
 
 
 def test_a_lack_of_file_descriptors_is_not_a_lost_file(harness, monkeypatch):

@@ -227,8 +227,8 @@ def test_a_transaction_stays_aborted_if_its_marker_is_lost(tmp_path):
     offload(harness, "txn")
     end = partition.log.high_watermark
     assert partition.log.delete_local(end)
-    before = partition.cold.aborted_transactions(0, end)
-    for entry in partition.cold.entries(0):
+    before = partition.cold.reads.aborted_transactions(0, end)
+    for entry in partition.cold_entries(0):
         path = path_of(harness, entry.log_key)
         markers = [one.position for one in iter_headers(path.read_bytes()) if one.is_control]
         for position in markers:
@@ -237,7 +237,7 @@ def test_a_transaction_stays_aborted_if_its_marker_is_lost(tmp_path):
     assert {(step.action, step.done) for step in found} == {("drop-batches", True)}
     assert verify_topic(harness.broker, "txn", deep=True).ok
     assert before
-    assert partition.cold.aborted_transactions(0, end) == before
+    assert partition.cold.reads.aborted_transactions(0, end) == before
     harness.broker.close()
 
 
@@ -415,7 +415,7 @@ def test_an_object_that_may_not_be_deleted_does_not_end_a_repair_or_a_collection
     for number in (0, 1):
         harness.fill(10, partition=number)
         harness.offload()
-        (entry,) = harness.broker.partition("t", number).cold.entries(0)
+        (entry,) = harness.broker.partition("t", number).cold_entries(0)
         orphans.append(path_of(harness, entry.log_key).with_name(f"{7:020d}-1-abc.log"))
 
     def refusal(key):

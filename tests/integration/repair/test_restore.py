@@ -176,7 +176,7 @@ def test_a_former_owner_is_fenced_and_no_referenced_object_is_lost(lost, tmp_pat
     lost.offload()  # it is alive, and writes between the restore and its first start
     new.broker = new.open()
     assert len(new.records("t")) == 120
-    named = {key for entry in new.broker.partition("t", 0).cold.entries(0) for key in entry.keys}
+    named = {key for entry in new.broker.partition("t", 0).cold_entries(0) for key in entry.keys}
     lost.produce("t", [b"not seen yet"])
     lost.broker.partition("t", 0).log.roll()
     lost.claim()

@@ -30,7 +30,7 @@ def filled(harness):
 
 
 def entries(harness):
-    return list(harness.broker.partition("t", 0).cold.entries(0))
+    return list(harness.broker.partition("t", 0).cold_entries(0))
 
 
 def path_of(harness, key):
