@@ -1,4 +1,5 @@
-"""The five compression codecs of record batches, with the framing of Kafka's own clients.
+"""The five compression codecs of record batches, with the framing of Kafka's own clients: at once,
+or in pieces for what is too large for that. No other module knows the libraries.
 
 Rules that keep it honest:
 
@@ -18,8 +19,8 @@ import io
 import struct
 import threading
 import zlib
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import IO, Final
 
 import cramjam
 import lz4.frame
@@ -54,13 +55,16 @@ _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK: Final = 32 * 1024
 _I32: Final = struct.Struct(">i")
 # No snappy element of 3 bytes yields more than 64, so a larger declared size is invalid.
-_SNAPPY_MAX_RATIO: Final = 32
+SNAPPY_MAX_RATIO: Final = 32
 _LZ4_MAGIC: Final = 0x184D2204
 # An LZ4 sequence yields at most 255 bytes per input byte.
 _LZ4_MAX_RATIO: Final = 256
 _LZ4_PIECE_BYTES: Final = 256 << 10
 # Each member after the first copies the rest of the input, and clients write only one.
 _GZIP_MAX_MEMBERS: Final = 64
+PIECE_BYTES: Final = 128 << 10
+_INPUT_BYTES: Final = 32 << 10
+_ZSTD_WINDOW_MAX: Final = 1 << 31  # of which only what the records fill takes memory
 _ZSTD_BLOCK_MAX: Final = 128 * 1024
 _ZSTD_SKIPPABLE: Final = range(0x184D2A50, 0x184D2A60)
 
@@ -160,7 +164,7 @@ def _snappy_decompress(data: Buffer, max_bytes: int) -> bytes:
 def _snappy_block(block: bytes, left: int, max_bytes: int) -> bytes:
     try:
         size = cramjam.snappy.decompress_raw_len(block)
-        if size > _SNAPPY_MAX_RATIO * len(block):
+        if size > SNAPPY_MAX_RATIO * len(block):
             raise CorruptBatch(f"snappy: {len(block)} bytes cannot decompress to {size}")
         if size > left:
             raise DecompressedTooLarge(SNAPPY, max_bytes=max_bytes)
@@ -330,4 +334,70 @@ _DECOMPRESSORS: Final[dict[int, Callable[[Buffer, int], bytes]]] = {
     SNAPPY: _snappy_decompress,
     LZ4: _lz4_decompress,
     ZSTD: _zstd_decompress,
+}
+
+
+# --- in pieces, for what is too large to expand at once -------------------------------------------
+
+
+def decompress_in_pieces(codec: int, source: IO[bytes]) -> Iterator[bytes]:
+    """`source`, decompressed, in pieces of about PIECE_BYTES, none of them empty. Snappy has no
+    pieces. A truncated stream just ends. Raises CorruptBatch.
+    """
+    expand = _EXPANDERS.get(codec)
+    if expand is None:
+        raise CorruptBatch(f"unknown codec {codec}")
+    try:
+        yield from expand(source)
+    except (zlib.error, zstandard.ZstdError, RuntimeError, ValueError) as error:
+        raise CorruptBatch(f"the records do not decompress: {error}") from error
+
+
+def _plain_pieces(source: IO[bytes]) -> Iterator[bytes]:
+    return iter(lambda: source.read(PIECE_BYTES), b"")
+
+
+def _gzip_pieces(source: IO[bytes]) -> Iterator[bytes]:
+    member = zlib.decompressobj(31)
+    data = source.read(_INPUT_BYTES)
+    while data or not member.eof:
+        if member.eof:
+            member = zlib.decompressobj(31)
+        piece = member.decompress(data, PIECE_BYTES)
+        if piece:
+            yield piece
+        data = member.unused_data if member.eof else member.unconsumed_tail
+        if not data and len(piece) < PIECE_BYTES:  # else some of it may be left in the member
+            data = source.read(_INPUT_BYTES)
+            if not data:
+                return
+
+
+def _lz4_pieces(source: IO[bytes]) -> Iterator[bytes]:
+    frame = lz4.frame.LZ4FrameDecompressor()
+    while not frame.eof:
+        data = source.read(_INPUT_BYTES) if frame.needs_input else b""
+        if frame.needs_input and not data:
+            return
+        piece = frame.decompress(data, max_length=PIECE_BYTES)
+        if piece:
+            yield piece
+
+
+def _snappy_pieces(source: IO[bytes]) -> Iterator[bytes]:
+    yield bytes(decompress(SNAPPY, source.read()))
+
+
+def _zstd_pieces(source: IO[bytes]) -> Iterator[bytes]:
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_MAX)
+    frames = decompressor.stream_reader(source, read_across_frames=True, read_size=_INPUT_BYTES)
+    return iter(lambda: frames.read(PIECE_BYTES), b"")
+
+
+_EXPANDERS: Final[dict[int, Callable[[IO[bytes]], Iterator[bytes]]]] = {
+    NONE: _plain_pieces,
+    GZIP: _gzip_pieces,
+    SNAPPY: _snappy_pieces,
+    LZ4: _lz4_pieces,
+    ZSTD: _zstd_pieces,
 }

@@ -13,12 +13,8 @@ Rules that keep it honest:
 from __future__ import annotations
 
 import io
-import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Final, NamedTuple, cast
-
-import lz4.frame
-import zstandard
 
 from tierlog.record_format import codecs
 from tierlog.record_format.batch import LOG_APPEND_TIME_BIT, BatchHeader
@@ -26,11 +22,7 @@ from tierlog.record_format.decode import Record, corrupt_batch, read_headers
 from tierlog.record_format.errors import CorruptBatch
 from tierlog.record_format.varint import read_varint, read_varlong
 
-PIECE_BYTES: Final = 128 << 10
-_INPUT_BYTES: Final = 32 << 10
 _HEAD_BYTES: Final = 64  # more than the fields of a record before its key
-_SNAPPY_MAX_RATIO: Final = 32
-_ZSTD_WINDOW_MAX: Final = 1 << 31  # Of it, only what the records fill takes memory.
 _ZSTD_USUAL_WINDOW: Final = 8 << 20
 
 Pread = Callable[[int, int], bytes]  # (size, position in the file)
@@ -51,12 +43,12 @@ def stream_bytes(header: BatchHeader, pread: Pread) -> int:
     """How much memory a stream of this batch takes at most."""
     expanded = codecs.MAX_EXPANDED_BYTES
     if header.codec == codecs.SNAPPY:
-        return min(expanded, _SNAPPY_MAX_RATIO * header.size_bytes) + header.size_bytes
+        return min(expanded, codecs.SNAPPY_MAX_RATIO * header.size_bytes) + header.size_bytes
     window = _ZSTD_USUAL_WINDOW
     if header.codec == codecs.ZSTD:
         body = pread(header.end_position - header.body_position, header.body_position)
         window = max(window, min(expanded, codecs.zstd_window(body)))
-    return window + 8 * PIECE_BYTES
+    return window + 8 * codecs.PIECE_BYTES
 
 
 class RecordStream:
@@ -66,7 +58,8 @@ class RecordStream:
 
     def __init__(self, header: BatchHeader, pread: Pread) -> None:
         self._header, self._left = header, header.record_count
-        self._pieces = _expanded(header, pread)
+        source = cast("IO[bytes]", _Input(header, pread))
+        self._pieces = codecs.decompress_in_pieces(header.codec, source)
         self._window, self._window_start, self._at = b"", 0, 0
 
     @property
@@ -138,8 +131,8 @@ class RecordStream:
     def _expand_next(self) -> bytes:
         try:
             return next(self._pieces, b"")
-        except (zlib.error, zstandard.ZstdError, RuntimeError, ValueError) as error:
-            raise self._corrupt(f"the records do not decompress: {error}") from error
+        except CorruptBatch as error:
+            raise self._corrupt(error.detail) from error
 
     def _corrupt(self, detail: str) -> CorruptBatch:
         return corrupt_batch(detail, self._header)
@@ -151,9 +144,6 @@ def _field(data: bytes, at: int) -> tuple[bytes | None, int]:
     if size < -1 or end > len(data):
         raise CorruptBatch("a field does not fit its record")
     return (None if size < 0 else data[at:end]), end
-
-
-# --- decompression, by codec ----------------------------------------------------------------------
 
 
 class _Input(io.RawIOBase):
@@ -170,64 +160,3 @@ class _Input(io.RawIOBase):
         data = self._pread(left if size < 0 else min(size, left), self._at)
         self._at += len(data)
         return data
-
-
-def _expanded(header: BatchHeader, pread: Pread) -> Iterator[bytes]:
-    """The records, decompressed, in pieces; none is empty."""
-    source = _Input(header, pread)
-    expand = _EXPANDERS.get(header.codec)
-    if expand is None:
-        raise CorruptBatch(f"unknown codec {header.codec}")
-    return expand(source)
-
-
-def _plain(source: _Input) -> Iterator[bytes]:
-    return iter(lambda: source.read(PIECE_BYTES), b"")
-
-
-def _gzip(source: _Input) -> Iterator[bytes]:
-    member = zlib.decompressobj(31)
-    data = source.read(_INPUT_BYTES)
-    while data or not member.eof:
-        if member.eof:
-            member = zlib.decompressobj(31)
-        piece = member.decompress(data, PIECE_BYTES)
-        if piece:
-            yield piece
-        data = member.unused_data if member.eof else member.unconsumed_tail
-        if not data and len(piece) < PIECE_BYTES:  # else some of it may be left in the member
-            data = source.read(_INPUT_BYTES)
-            if not data:
-                return
-
-
-def _lz4(source: _Input) -> Iterator[bytes]:
-    frame = lz4.frame.LZ4FrameDecompressor()
-    while not frame.eof:
-        data = source.read(_INPUT_BYTES) if frame.needs_input else b""
-        if frame.needs_input and not data:
-            return
-        piece = frame.decompress(data, max_length=PIECE_BYTES)
-        if piece:
-            yield piece
-
-
-def _snappy(source: _Input) -> Iterator[bytes]:
-    yield bytes(codecs.decompress(codecs.SNAPPY, source.read()))
-
-
-def _zstd(source: _Input) -> Iterator[bytes]:
-    decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_MAX)
-    frames = decompressor.stream_reader(
-        cast("IO[bytes]", source), read_across_frames=True, read_size=_INPUT_BYTES
-    )
-    return iter(lambda: frames.read(PIECE_BYTES), b"")
-
-
-_EXPANDERS: Final[dict[int, Callable[[_Input], Iterator[bytes]]]] = {
-    codecs.NONE: _plain,
-    codecs.GZIP: _gzip,
-    codecs.SNAPPY: _snappy,
-    codecs.LZ4: _lz4,
-    codecs.ZSTD: _zstd,
-}

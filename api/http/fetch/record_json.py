@@ -23,8 +23,9 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from tierlog.api.http.fetch.record_pages import LargeRecord, Page, chunks_of
+from tierlog.record_format.codecs import PIECE_BYTES
 from tierlog.record_format.decode import Columns
-from tierlog.record_format.record_stream import PIECE_BYTES, RecordStream
+from tierlog.record_format.record_stream import RecordStream
 
 Shown = str | Raw | None | UnsetType
 Bytes64 = bytes | UnsetType

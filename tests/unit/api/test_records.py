@@ -15,7 +15,7 @@ from tierlog.broker.partition import Fetched
 from tierlog.host import page_cache
 from tierlog.host.file_slice import FileSlice, OpenFile
 from tierlog.host.waiting import Wait, WouldBlock
-from tierlog.record_format import codecs, record_stream
+from tierlog.record_format import codecs
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.errors import CorruptBatch
@@ -227,7 +227,7 @@ def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
         (record_pages, "LARGE_RECORD_BYTES", 100),
         (record_json, "PIECE_BYTES", 50),
-        (record_stream, "PIECE_BYTES", 64),
+        (codecs, "PIECE_BYTES", 64),
     ):
         monkeypatch.setattr(module, name, value)
 
