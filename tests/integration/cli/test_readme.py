@@ -10,7 +10,7 @@ from tests.fakes.command_line import ROOT, RunningBroker
 from tests.fakes.page_blocks import Shell, blocks_of
 
 PAGES = (ROOT / "README.md", ROOT / "docs" / "guides" / "tour.md")
-BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+BLOCKS = [block for page in PAGES for block in blocks_of(page) if block[0] != "shown"]
 SPARK = 2  # index of its block
 
 
