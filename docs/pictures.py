@@ -6,6 +6,8 @@ background and follows the light or dark of the system, so that it looks right o
 
 from __future__ import annotations
 
+import itertools
+import re
 import sys
 from collections.abc import Callable, Sequence
 from html import escape
@@ -243,6 +245,34 @@ def losses() -> str:
     ):
         draw.box(kind, (left, y), (right - left, 26))
         draw.words(((left + right) // 2, y + 18), text, kind="small", anchor="middle")
+    return draw.svg()
+
+
+def flowchart(text: str) -> str:
+    """A Mermaid `flowchart TD` of plain arrows, in layers: below all that points to it."""
+    names = dict(re.findall(r"(\w+)\[\"(.+?)\"\]", text))
+    edges = re.findall(r"^ +(\w+)(?:\[.+?\])? --> (\w+)", text, re.M)
+    layer = dict.fromkeys(itertools.chain.from_iterable(edges), 0)
+    for _ in layer:
+        for upper, lower in edges:
+            layer[lower] = max(layer[lower], layer[upper] + 1)
+    middles: dict[str, float] = {}
+    for depth in range(max(layer.values()) + 1):
+        row = [name for name in layer if layer[name] == depth]
+        above = {name: [middles[one] for one, other in edges if other == name] for name in row}
+        row.sort(key=lambda name: sum(above[name]) / len(above[name]) if above[name] else 0)
+        step = 760 / len(row)
+        middles |= {name: step * (number + 0.5) for number, name in enumerate(row)}
+    places = {name: (int(x), 20 + 84 * layer[name]) for name, x in middles.items()}
+    draw = Drawing("Which room imports which", 760, max(y for _, y in places.values()) + 56)
+    for upper, lower in edges:
+        (x, y), (to_x, to_y) = places[upper], places[lower]
+        draw.arrow((x, y + 18), (to_x, to_y - 2))
+    for name, (x, y) in places.items():
+        label = names.get(name, name)
+        width = 8 * len(label) + 24
+        draw.box("plain", (x - width // 2, y), (width, 36))
+        draw.words((x, y + 23), label, anchor="middle")
     return draw.svg()
 
 

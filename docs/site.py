@@ -4,13 +4,15 @@
 
 The pages are those that the repository has, at the same places, so that a link works on a code
 host, in an editor and here. A page that is in no section stops the build, and so does a link to
-nothing: Zensical checks pages and headings, this file what it does not look at.
+nothing: Zensical checks pages and headings, this file what it does not look at. Nothing may come
+from another host when a page is viewed, so a page's flowchart is drawn here, not by the browser.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+flowchart = runpy.run_path(str(ROOT / "docs" / "pictures.py"))["flowchart"]
 BUILD = ROOT / "build"
 SOURCES = ("docs/**/*", "*.md", "bench/README.md", "localstack/README.md")
 EXAMPLES = ("examples/README.md", "examples/*/*")
@@ -29,6 +32,7 @@ SECTIONS = {
     "Home": ["README.md"],
     "Start": ["docs/guides/tour.md", "docs/concepts.md", "docs/comparison.md", "docs/glossary.md"],
     "Use": [
+        "docs/reference/commands.md",
         "docs/reference/http.md",
         "docs/guides/python-client.md",
         "docs/guides/read-with-python.md",
@@ -63,6 +67,8 @@ SECTIONS = {
     ],
     "Decisions": ["docs/decisions/README.md", "docs/decisions/*"],
 }
+MERMAID = re.compile(r"^```mermaid\n.*?^```\n", re.M | re.S)
+FOREIGN = re.compile(r"<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^ >]*")
 LINK = re.compile(r"(\]\()([^)#\s]+)")
 
 
@@ -73,14 +79,23 @@ def main() -> int:
         copied = pages / path
         copied.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".md":
-            copied.write_text(as_page((ROOT / path).read_text(), path))
+            text = as_page((ROOT / path).read_text(), path)
+            if chart := MERMAID.search(text):
+                drawn = copied.with_suffix(".svg")
+                drawn.write_text(flowchart(chart[0]))
+                text = text.replace(chart[0], f"![the same as a drawing]({drawn.name})\n")
+            copied.write_text(text)
         else:
             shutil.copy(ROOT / path, copied)
     (pages / "README.md").rename(pages / "index.md")
     settings = (ROOT / "docs" / "zensical.toml").read_text()
     (BUILD / "zensical.toml").write_text(settings.replace("nav = []", f"nav = {navigation()}"))
     command = [Path(sys.executable).with_name("zensical"), "build", "--clean", "--strict"]
-    return subprocess.run([*command, "-f", BUILD / "zensical.toml"], check=False).returncode  # noqa: S603
+    subprocess.run([*command, "-f", BUILD / "zensical.toml"], check=True)  # noqa: S603
+    for built in (BUILD / "html").rglob("*.html"):
+        if found := FOREIGN.search(built.read_text()):
+            raise SystemExit(f"{built}: {found[0]} comes from another host")
+    return 0
 
 
 def sources() -> list[Path]:
