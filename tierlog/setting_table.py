@@ -133,11 +133,17 @@ class Setting(NamedTuple):
         return "TIERLOG_" + self.name.replace(".", "_").upper()
 
 
+# How a value is written, the least that it may be, and the most.
+Allowed = Kind | tuple[Kind, int] | tuple[Kind, int, int]
+
+
 def _rows(part: Part, *, prefix: str = "") -> Callable[..., Setting]:
-    def row(name: str, kind: Kind, doc: str, **rest: Any) -> Setting:
+    def row(name: str, allowed: Allowed, doc: str, **rest: Any) -> Setting:
+        kind, *limits = (allowed,) if isinstance(allowed, Kind) else allowed
         field = name.removeprefix(prefix).replace(".", "_")
-        most = CENTURY_MS if kind is Kind.MS else I64_MAX
-        return Setting(name, kind, part, field, doc, most=most)._replace(**rest)
+        unlimited = (0, CENTURY_MS if kind is Kind.MS else I64_MAX)
+        least, most = (*limits, *unlimited[len(limits) :])
+        return Setting(name, kind, part, field, doc, least, most)._replace(**rest)
 
     return row
 
@@ -200,23 +206,18 @@ TABLE: Final[tuple[Setting, ...]] = (
     ),
     _broker(
         "offload.concurrency",
-        Kind.COUNT,
+        (Kind.COUNT, 1, 256),
         "Segments uploaded at the same time; others wait.",
-        least=1,
-        most=256,
     ),
     _broker(
         "offload.bandwidth",
-        Kind.BYTES,
+        (Kind.BYTES, 1),
         "Bytes uploaded per second, all uploads together; no limit by default.",
-        least=1,
     ),
     _broker(
         "offload.part.bytes",
-        Kind.BYTES,
+        (Kind.BYTES, 5 * MIB, 5 << 30),
         "Size of a part of a multipart upload; what is smaller is one PUT.",
-        least=5 * MIB,
-        most=5 << 30,
     ),
     _broker(
         "cache.bytes",
@@ -225,44 +226,36 @@ TABLE: Final[tuple[Setting, ...]] = (
     ),
     _broker(
         "cache.chunk.bytes",
-        Kind.BYTES,
+        (Kind.BYTES, 64 * KIB, 64 * MIB),
         "Size of a chunk of a cold segment: of a ranged GET, of the cache, of a Spark split.",
-        least=64 * KIB,
-        most=64 * MIB,
     ),
     _broker(
         "cold.requests.max",
-        Kind.COUNT,
+        (Kind.COUNT, 1, 4096),
         "GETs of cold chunks at the same time; others wait.",
-        least=1,
-        most=4096,
     ),
     _broker(
         "cold.memory.max",
-        Kind.BYTES,
+        (Kind.BYTES, MIB),
         "Memory for GETs of cold chunks, 1 MiB each: with less, fewer run at once. As much again "
         "for chunks that a full disk cannot cache; reads beyond that get 429.",
-        least=MIB,
     ),
     _broker(
         "gc.grace.ms",
-        Kind.MS,
+        (Kind.MS, 0),
         "How long an object is kept after the last manifest that named it, and so how long a read "
         "from the bucket may take.",
-        least=0,
     ),
     _broker(
         "manifest.versions.min",
-        Kind.COUNT,
+        (Kind.COUNT, 1),
         "Manifest versions that are always kept; older ones for 24 hours.",
-        least=1,
     ),
     _broker(
         "fence.check.ms",
-        Kind.MS,
+        (Kind.MS, 100),
         "How long ago an owner may have checked for a newer one when it acknowledges; it sends two "
         "HEADs in that time.",
-        least=100,
     ),
     _broker(
         "store.start.timeout.ms",
@@ -271,11 +264,9 @@ TABLE: Final[tuple[Setting, ...]] = (
     ),
     _broker(
         "restore.offset.gap",
-        Kind.COUNT,
+        (Kind.COUNT, OFFSET_GAP_MIN, OFFSET_GAP_MAX),
         "Offsets skipped after a restore or take-over, so that none is assigned twice: more than a "
         "lost broker can have appended above the end of the log in the bucket.",
-        least=OFFSET_GAP_MIN,
-        most=OFFSET_GAP_MAX,
     ),
     _broker(
         "disk.reserve.bytes",
@@ -285,52 +276,44 @@ TABLE: Final[tuple[Setting, ...]] = (
     ),
     _broker(
         "recovery.checkpoint.ms",
-        Kind.MS,
+        (Kind.MS, 100),
         "How often recovery points are saved; after a crash, what came since is checked.",
-        least=100,
     ),
     _broker(
         "producer.id.expiration.ms",
-        Kind.MS,
+        (Kind.MS, 1000),
         "How long an idle producer is remembered; later, a repeated request is appended again.",
-        least=1000,
     ),
     _broker(
         "retention.check.interval.ms",
-        Kind.MS,
+        (Kind.MS, 10),
         "How often expired segments are looked for.",
-        least=10,
         flag="--retention-check-interval",
         flag_kind=Kind.SECONDS,
     ),
     _broker(
         "shutdown.timeout.ms",
-        Kind.MS,
+        (Kind.MS, 1),
         "How long shutdown may take: four fifths for requests in progress, the rest for the store.",
-        least=1,
         flag="--shutdown-timeout",
         flag_kind=Kind.SECONDS,
     ),
     _broker(
         "log.cleaner.dedupe.buffer",
-        Kind.BYTES,
+        (Kind.BYTES, MIB),
         "Memory for the keys of a compaction pass, 12 bytes each; more keys take more passes.",
-        least=MIB,
         field="log_cleaner_dedupe_buffer_bytes",
     ),
-    _broker("log.cleaner.backoff.ms", Kind.MS, "How often compaction looks for work.", least=10),
+    _broker("log.cleaner.backoff.ms", (Kind.MS, 10), "How often compaction looks for work."),
     _broker(
         "append.threads",
-        Kind.COUNT,
+        (Kind.COUNT, 1, 1024),
         "Threads that write and flush: so many partitions at the same time.",
-        least=1,
-        most=1024,
     ),
     _broker(
         "group.commits.max",
-        Kind.COUNT,
+        (Kind.COUNT, 1),
         "Committed offsets of all groups together, kept in memory; a new one beyond that gets 429.",
-        least=1,
     ),
     _price(
         "price.put.per.1000",
@@ -357,79 +340,64 @@ TABLE: Final[tuple[Setting, ...]] = (
         Kind.DOLLARS,
         "Dollars for storing a gigabyte (10^9 bytes) for a month" + _FREE_ELSEWHERE,
     ),
-    _http("http.body.max.bytes", Kind.BYTES, "Largest request body; beyond it 413.", least=1),
+    _http("http.body.max.bytes", (Kind.BYTES, 1), "Largest request body; beyond it 413."),
     _http(
         "http.expanded.max.bytes",
-        Kind.BYTES,
+        (Kind.BYTES, 1),
         "Largest request body after decompression; beyond it 413. At most half of "
         "http.decoding.max.bytes.",
-        least=1,
     ),
     _http(
         "http.decoding.max.bytes",
-        Kind.BYTES,
+        (Kind.BYTES, 1),
         "Memory for records that are read as text, and for what is produced and expands to more "
         "than 32 MiB, of all requests together; beyond it they wait.",
-        least=1,
     ),
-    _http("http.records.max", Kind.COUNT, "Records of a request; beyond it 413.", least=1),
+    _http("http.records.max", (Kind.COUNT, 1), "Records of a request; beyond it 413."),
     _http(
         "http.connections.max",
-        Kind.COUNT,
+        (Kind.COUNT, 1),
         "Open connections; beyond it 429, beyond twice as many they are closed.",
-        least=1,
     ),
     _http(
         "http.inflight.max.bytes",
-        Kind.BYTES,
+        (Kind.BYTES, 1),
         "Bytes of all requests in progress; beyond it 429.",
-        least=1,
     ),
     _http(
         "http.client.requests.max",
-        Kind.COUNT,
+        (Kind.COUNT, 1),
         "Requests per second of one token, or of one client address; beyond it 429. No limit by "
         "default.",
-        least=1,
     ),
-    _http("http.header.max.bytes", Kind.BYTES, "Largest request head; beyond it 431.", least=1024),
+    _http("http.header.max.bytes", (Kind.BYTES, 1024), "Largest request head; beyond it 431."),
     _http(
         "http.header.timeout.ms",
-        Kind.MS,
+        (Kind.MS, 1),
         "How long a request's head may take to arrive; then the connection is closed.",
-        least=1,
     ),
     _http(
         "http.body.idle.timeout.ms",
-        Kind.MS,
+        (Kind.MS, 1),
         "How long a request's body may stall; then the connection is closed.",
-        least=1,
     ),
     _http(
         "http.body.rate.min",
-        Kind.BYTES,
+        (Kind.BYTES, 1),
         "Bytes per second, on average, at which a request's body must arrive, or the connection is "
         "closed.",
-        least=1,
     ),
     _http(
         "http.send.idle.timeout.ms",
-        Kind.MS,
+        (Kind.MS, 1, 2**31 - 1),
         "How long a client may leave its response unread before it is disconnected (Linux).",
-        least=1,
-        most=2**31 - 1,
     ),
     _http(
         "http.read.threads",
-        Kind.COUNT,
+        (Kind.COUNT, 1, 1024),
         "Threads for reads from disk, as many again for reads from the store; other reads wait.",
-        least=1,
-        most=1024,
     ),
     _http(
-        "http.keep.alive.ms",
-        Kind.MS,
-        "How long an idle connection is kept, in whole seconds.",
-        least=1,
+        "http.keep.alive.ms", (Kind.MS, 1), "How long an idle connection is kept, in whole seconds."
     ),
 )
