@@ -132,16 +132,17 @@ class StoreLedger:
                 outcome = "unreachable"
             raise
         finally:
-            self._count(operation, key, outcome, sent_bytes=sent_bytes)
+            was_sent = outcome != "unreachable"
+            self.count(
+                operation,
+                key,
+                requests=was_sent,
+                failures=outcome in {"failed", "unreachable"},
+                sent_bytes=sent_bytes * was_sent,
+            )
             if self.watch is not None:
                 took_s = time.monotonic() - began_s
                 self.watch(StoreRequest(operation, key, outcome, took_s, error))
-
-    def _count(self, operation: Operation, key: str, outcome: Outcome, *, sent_bytes: int) -> None:
-        if outcome == "unreachable":
-            self.count(operation, key, requests=0, failures=1)
-        else:
-            self.count(operation, key, failures=outcome == "failed", sent_bytes=sent_bytes)
 
     def usage(self) -> Mapping[tuple[Purpose, Operation], Usage]:
         with self._lock:
