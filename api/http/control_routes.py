@@ -97,19 +97,6 @@ def _check_is_json(exchange: Exchange) -> None:
     header_values.content_type(exchange.header(b"content-type"), accepted=(header_values.JSON,))
 
 
-async def no_body(context: Context, exchange: Exchange) -> None:
-    """Check that a POST without parameters has no body, or an object without members."""
-    encoding = header_values.content_encoding(exchange.header(b"content-encoding"))
-    limit = context.settings.control_body_max_bytes
-    async with bodies.received_body(
-        exchange, context.settings, context.inflight, limit=limit
-    ) as body:
-        if body.strip():
-            _check_is_json(exchange)
-            body = bodies.expand(body, encoding, max_bytes=limit)
-            strict_json.decode_control(body, _Nothing)
-
-
 def no_query(exchange: Exchange) -> None:
     exchange.query(_Nothing)
 
@@ -138,7 +125,16 @@ async def _partition_of(context: TheContext, exchange: TheExchange) -> Partition
 
 
 async def _no_body(context: TheContext, exchange: TheExchange) -> None:
-    await no_body(context, exchange)
+    """Check that a POST without parameters has no body, or an object without members."""
+    encoding = header_values.content_encoding(exchange.header(b"content-encoding"))
+    limit = context.settings.control_body_max_bytes
+    async with bodies.received_body(
+        exchange, context.settings, context.inflight, limit=limit
+    ) as body:
+        if body.strip():
+            _check_is_json(exchange)
+            body = bodies.expand(body, encoding, max_bytes=limit)
+            strict_json.decode_control(body, _Nothing)
 
 
 TheGrant = Annotated[Grant, Depends(_grant_of)]

@@ -274,7 +274,7 @@ _RECORD_CALLS: Final = (
     _record_call(
         method="POST",
         path="/v1/producers",
-        handler=new_producer,
+        endpoint=new_producer,
         summary="Get an id for an idempotent producer",
         response={JSON: Body(schema=schemas.ProducerIdentity)},
     ),

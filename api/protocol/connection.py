@@ -39,7 +39,6 @@ _TLS_CLOSE_S: Final = 1.0
 _PIPELINE_MAX: Final = 16  # with so many requests waiting for their turn, no more are parsed
 _PIECE_BYTES: Final = 16 << 10  # parsed at once, but for a body: at most some hundred requests
 _BODY_BUFFER_BYTES: Final = 64 << 10  # of a body that nobody takes, no more is read than about this
-_NOT_IMMEDIATE: Final = frozenset((b"content-length", b"transfer-encoding", b"expect"))
 
 
 def connection_class(service: Service) -> type[HttpConnection]:

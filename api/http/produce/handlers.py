@@ -12,13 +12,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Annotated, Final
 
+from fastapi import Response as FastApiResponse
 from msgspec import UNSET
 
 from tierlog.api.http import bodies, header_values, strict_json
 from tierlog.api.http.context import UNKNOWN_SIZE, Context
-from tierlog.api.http.control_routes import no_body
+from tierlog.api.http.control_routes import JsonResponse, WithoutBody
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.memory_limits import EXPANDED_BYTES
 from tierlog.api.http.problems import UnsupportedMediaType
@@ -42,7 +43,7 @@ from tierlog.api.http.produce.columns import (
     parse_values,
     single_value,
 )
-from tierlog.api.http.responses import Response, json_response
+from tierlog.api.http.responses import Response
 from tierlog.api.http.schemas import ProducerIdentity
 from tierlog.api.http.settings import MAX_OFFSET
 from tierlog.broker.partition import Partition
@@ -321,8 +322,7 @@ def _take(columns: RecordColumns, rows: Sequence[int]) -> RecordColumns:
     )
 
 
-async def new_producer(context: Context, exchange: Exchange) -> Response:
+async def new_producer(_: Annotated[None, WithoutBody]) -> FastApiResponse:
     """Producer ids are random, so no counter can be lost with a disk."""
-    await no_body(context, exchange)
     span = _END_PRODUCER_ID - _FIRST_PRODUCER_ID
-    return json_response(ProducerIdentity(_FIRST_PRODUCER_ID + secrets.randbelow(span), 0))
+    return JsonResponse(ProducerIdentity(_FIRST_PRODUCER_ID + secrets.randbelow(span), 0))
