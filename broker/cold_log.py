@@ -27,6 +27,7 @@ from tierlog.broker.ownership import OwnerCheck, Ownership, Silence
 from tierlog.broker.store_status import StoreStatus
 from tierlog.cold_tier.cold_reader import ColdReader
 from tierlog.cold_tier.segment_uploader import SegmentUploader
+from tierlog.host.file_slice import TierRead
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.segment import SegmentFiles
@@ -43,6 +44,7 @@ from tierlog.record_format.errors import (
     InvalidConfig,
     UnknownManifestVersion,
 )
+from tierlog.record_format.index_layouts import AbortedTxn
 from tierlog.record_format.segment_entry import SegmentEntry
 
 
@@ -353,6 +355,15 @@ class EmptyColdTier:
 
     def cold_entries(self, _from_offset: int) -> Iterator[SegmentEntry]:
         return iter(())
+
+    def read_cold(self, offset: int, **_: object) -> TierRead:
+        return TierRead((), offset)
+
+    def offset_for_timestamp(self, _timestamp: int, **_: int) -> None:
+        return None
+
+    def aborted_transactions(self, _offset: int, _end_offset: int) -> list[AbortedTxn]:
+        return []
 
     def find_entry(self, _offset: int, _wait: Wait) -> SegmentEntry | None:
         return None

@@ -88,7 +88,7 @@ class ColdReads:
     def offset_for_timestamp(
         self, timestamp: int, *, start_offset: int, end_offset: int
     ) -> tuple[int, int] | None:
-        """As Partition.offset_for_timestamp, within [start_offset, end_offset)."""
+        """As TieredReads.offset_for_timestamp, within [start_offset, end_offset)."""
         for entry in self.cold_entries(start_offset, since_ms=timestamp):
             if entry.base_offset >= end_offset:
                 return None

@@ -1,13 +1,8 @@
-"""Two tiers as one log: which tier serves a read, and the path of a write.
+"""A partition, which hides its tiers: what may be done with it, and who may.
 
-* A read never waits for a write: it takes a snapshot of the offsets, reads the hot tier from the
-  local log start on and the cold tier below it, and retries if a segment left the disk meanwhile.
-* The cold tier serves only offsets below the local log start; if both tiers have one, the hot one
-  serves it.
-* A result counts only if the log start has not passed it meanwhile: the manifest would then skip to
-  the next segment.
-* An offset in the cold range yields records or StoreUnavailable, never OffsetTrimmed or an empty
-  result; one that neither tier has, because files were lost, raises CorruptDataError.
+* Reads are `TieredReads`' own: they take no lock, and wait for no write.
+* Every write first asks whether this folder still owns the partition, and before it is answered
+  again (`OwnerCheck`).
 * Everything here may block except `append`, `offsets`, and what is given Wait.NEVER.
 """
 
@@ -16,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
 
 import structlog
 
 from tierlog.broker.cold_log import ColdLog, EmptyColdTier
+from tierlog.broker.tiered_reads import TieredReads
 from tierlog.broker.waiters import Waiters
-from tierlog.host.file_slice import FileSlice, TierRead
-from tierlog.host.waiting import Wait, WouldBlock
+from tierlog.host.file_slice import FileSlice
+from tierlog.host.waiting import Wait
 from tierlog.hot_tier.group_commit import GroupCommit
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
@@ -44,48 +39,12 @@ from tierlog.record_format.errors import (
     UnknownSegment,
     UnknownTopic,
 )
-from tierlog.record_format.index_layouts import AbortedTxn
 from tierlog.record_format.produced import ProducedBatches
 from tierlog.record_format.segment_entry import SegmentEntry
 
 log = structlog.get_logger(__name__)
 
-Tier = Literal["hot", "cold", "mixed"]
-
 MAX_OFFSET = 2**63 - 1
-READ_ATTEMPTS = 4  # segments leave the disk rarely: a few retries suffice
-
-
-class Fetched(NamedTuple):
-    """Whole batches; the first may begin below the requested offset, the last ends at
-    `next_offset`. `hot_offset`: where the hot part of a `mixed` result begins.
-    """
-
-    slices: tuple[FileSlice, ...]
-    next_offset: int
-    end_offset: int
-    log_start_offset: int
-    high_watermark: int
-    tier: Tier
-    aborted: tuple[AbortedTxn, ...] = ()
-    hot_offset: int = 0
-
-    def tier_below(self, next_offset: int) -> Tier:
-        """The tier of a response that is cut off at `next_offset`."""
-        return "cold" if self.tier == "mixed" and next_offset <= self.hot_offset else self.tier
-
-    @property
-    def at_end(self) -> bool:
-        """Whether no more records follow."""
-        return self.next_offset >= self.end_offset
-
-    @property
-    def size_bytes(self) -> int:
-        return sum([piece.size_bytes for piece in self.slices])
-
-    def span_from(self, offset: int) -> int:
-        """How many offsets the batches span from `offset` on; 0 if only a gap was skipped."""
-        return max(0, self.next_offset - offset) if self.slices else 0
 
 
 class Partition:
@@ -104,6 +63,8 @@ class Partition:
         self.log = log
         self.topic, self.number = log.topic, log.partition
         self._cold: ColdLog | EmptyColdTier = cold or EmptyColdTier(str(self))
+        self._reads = TieredReads(log, self._cold.reads, served=self)
+        self.read, self.offset_for_timestamp = self._reads.read, self._reads.offset_for_timestamp
         self._commits, self._check_room = commits(self._before_answers), check_room
         self._waiters = Waiters()
         self.is_deleted = False
@@ -134,10 +95,14 @@ class Partition:
         """
         return self.has_bucket and self.log.config.remote_storage_enable
 
-    def check_leadership(self) -> None:
-        """Raises UnknownTopic if it was deleted, FencedError if another broker owns it."""
+    def check_exists(self) -> None:
+        """Raises UnknownTopic if the topic was deleted."""
         if self.is_deleted:
             raise UnknownTopic(self.topic)
+
+    def check_leadership(self) -> None:
+        """Raises UnknownTopic if it was deleted, FencedError if another broker owns it."""
+        self.check_exists()
         reason = self.leadership_lost
         if reason:
             raise FencedError(f"leadership lost: {reason}")
@@ -190,8 +155,7 @@ class Partition:
         except (CorruptDataError, LogOfflineError, OSError, OffsetTrimmed, UnknownSegment):
             self.check_leadership()
             raise
-        if self.is_deleted:
-            raise UnknownTopic(self.topic)
+        self.check_exists()
 
     # --- the bucket -------------------------------------------------------------------------------
     # Without one the cold tier is empty: `EmptyColdTier` says what that means for each of these.
@@ -204,7 +168,7 @@ class Partition:
     def use_bucket(self, cold: ColdLog | None) -> None:
         """Remote storage was turned on for a topic that had none."""
         if cold is not None:
-            self._cold = cold
+            self._cold, self._reads.cold = cold, cold.reads
 
     @property
     def has_bucket(self) -> bool:
@@ -377,148 +341,7 @@ class Partition:
         self._commits.close(timeout_s)
 
     # --- reading ----------------------------------------------------------------------------------
-
-    def read(
-        self, offset: int, *, max_bytes: int, committed: bool = False, wait: Wait = Wait.WAIT
-    ) -> Fetched:
-        """Slices of local files, from the batch that holds `offset` on; at least one batch.
-
-        `committed` reads up to the last stable offset and lists the aborted transactions. Raises
-        OffsetTrimmed, OffsetPastEnd, StoreUnavailable, CorruptDataError, FencedError, and
-        WouldBlock if it needs the disk or the bucket.
-        """
-        for _ in range(READ_ATTEMPTS):
-            try:
-                return self._read(
-                    offset, self.offsets(), max_bytes=max_bytes, committed=committed, wait=wait
-                )
-            except WouldBlock:
-                raise
-            except OffsetTrimmed:
-                self.check_leadership()
-                if offset < self.log.log_start_offset:
-                    raise
-                wait.before("a segment that has left the disk is read from the bucket")
-            except (CorruptDataError, LogOfflineError, OSError, UnknownSegment):
-                self.check_leadership()  # an error that follows from a deletion or take-over
-                raise
-        raise CorruptDataError(f"{self}: the file of offset {offset} is gone", offset=offset)
-
-    def _read(
-        self, offset: int, now: Offsets, *, max_bytes: int, committed: bool, wait: Wait
-    ) -> Fetched:
-        self.check_leadership()
-        generation = self._local_generation() if committed else None
-        end_offset = now.last_stable_offset if committed else now.high_watermark
-        _check_range(offset, now)
-        slices, next_offset, tier, hot_offset = self._read_tiers(
-            now, offset=offset, end_offset=end_offset, max_bytes=max_bytes, wait=wait
-        )
-        aborted: tuple[AbortedTxn, ...] = ()
-        if committed and slices:
-            aborted = self._aborted(offset, next_offset, now, wait)
-        if offset < self.log.log_start_offset:
-            _check_range(offset, self.offsets())
-        if self.is_deleted:  # files found by name may belong to the next topic of that name
-            raise UnknownTopic(self.topic)
-        if committed and self._local_generation() != generation:
-            # Compaction and deletion drop an aborted transaction together with its records, which
-            # these slices may still hold.
-            raise now.trimmed(f"{self}: segments were deleted or replaced meanwhile")
-        return Fetched(
-            slices=slices,
-            next_offset=next_offset,
-            end_offset=end_offset,
-            log_start_offset=now.log_start_offset,
-            high_watermark=now.high_watermark,
-            tier=tier,
-            aborted=aborted,
-            hot_offset=hot_offset,
-        )
-
-    def _read_tiers(
-        self, now: Offsets, *, offset: int, end_offset: int, max_bytes: int, wait: Wait
-    ) -> tuple[tuple[FileSlice, ...], int, Tier, int]:
-        """The slices, next offset, tier and hot offset of what is in [offset, end_offset)."""
-        slices: tuple[FileSlice, ...] = ()
-        next_offset, hot_offset = offset, 0
-        tier: Tier = "hot" if offset >= now.local_log_start_offset else "cold"
-        cold_end = min(now.local_log_start_offset, end_offset)
-        if offset < cold_end:
-            cold = self._read_cold(offset, max_bytes=max_bytes, end_offset=cold_end, wait=wait)
-            slices, next_offset = cold.slices, cold.next_offset
-        hot_has_more = now.local_log_start_offset <= next_offset < end_offset
-        if hot_has_more:
-            max_bytes -= sum([piece.size_bytes for piece in slices])
-        if hot_has_more and (max_bytes > 0 or not slices):
-            hot = self.log.read(next_offset, max_bytes=max_bytes, end_offset=end_offset, wait=wait)
-            # The hot tier returns at least one batch, whatever its size: not on top of others.
-            if not slices or sum(piece.size_bytes for piece in hot.slices) <= max_bytes:
-                tier, hot_offset = ("mixed", next_offset) if slices else ("hot", 0)
-                slices, next_offset = slices + hot.slices, hot.next_offset
-        return slices, next_offset, tier, hot_offset
-
-    def _read_cold(self, offset: int, *, max_bytes: int, end_offset: int, wait: Wait) -> TierRead:
-        if self.cold is not None:
-            cold = self.cold.reads.read_cold(
-                offset, max_bytes=max_bytes, end_offset=end_offset, wait=wait
-            )
-            if cold.slices or cold.next_offset > offset:
-                return cold
-        wait.before("both tiers are looked at again")
-        _check_range(offset, self.offsets())
-        raise CorruptDataError(
-            f"{self}: offsets {offset} to {end_offset - 1} are in neither tier: files were lost; "
-            "`tierlog storage repair` records a gap in their place",
-            offset=offset,
-        )
-
-    def _local_generation(self) -> tuple[int, int]:
-        """Changes whenever local segments are deleted or replaced."""
-        return self.log.sealed.swap_sequence, self.log.first_local_offset
-
-    def _aborted(
-        self, offset: int, next_offset: int, now: Offsets, wait: Wait
-    ) -> tuple[AbortedTxn, ...]:
-        """Aborted transactions with records in [offset, next_offset), in either tier."""
-        found: list[AbortedTxn] = []
-        if offset < now.local_log_start_offset and self.cold is not None:
-            wait.before("the bucket's indexes are read")
-            found += self.cold.reads.aborted_transactions(offset, next_offset)
-        # Even if the read ended in the cold tier: the marker may have been written much later.
-        found += self.log.aborted_transactions(offset, next_offset, wait)
-        return tuple(dict.fromkeys(found))
-
-    def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
-        """(offset, timestamp) of the first record at or after `timestamp`; None past the last one.
-
-        "First" is by offset, as in Kafka's ListOffsets: timestamps need not be ordered.
-        """
-        for attempt in range(1, READ_ATTEMPTS + 1):
-            self.check_leadership()
-            now = self.offsets()
-            try:
-                with self.reporting_defunct():
-                    found = self._offset_for_timestamp(timestamp, now)
-            except OffsetTrimmed:  # a segment has left the disk: the cold tier may have it
-                if attempt == READ_ATTEMPTS:
-                    raise
-                continue
-            if self.log.local_log_start_offset == now.local_log_start_offset:
-                break
-        return found
-
-    def _offset_for_timestamp(self, timestamp: int, now: Offsets) -> tuple[int, int] | None:
-        found = None
-        if self.cold is not None and now.log_start_offset < now.local_log_start_offset:
-            found = self.cold.reads.offset_for_timestamp(
-                timestamp,
-                start_offset=now.log_start_offset,
-                end_offset=now.local_log_start_offset,
-            )
-        if found is None:
-            found = self.log.offset_for_timestamp(timestamp, end_offset=now.high_watermark)
-        return found
+    # `read` and `offset_for_timestamp` are `TieredReads`' own.
 
     def wait_beyond(self, offset: int, callback: Callable[[], None]) -> Callable[[], object]:
         """Call `callback` once, from any thread, when the high watermark is above `offset`, or the
@@ -543,10 +366,3 @@ class Partition:
     def wake_all(self) -> None:
         """Wake all waiters, once the partition `is_defunct`."""
         self._waiters.wake(MAX_OFFSET)
-
-
-def _check_range(offset: int, now: Offsets) -> None:
-    if offset < now.log_start_offset:
-        raise now.trimmed(f"offset {offset} is below the log start {now.log_start_offset}")
-    if offset > now.high_watermark:
-        raise now.past_end(f"offset {offset} is above the high watermark {now.high_watermark}")

@@ -24,7 +24,8 @@ from tierlog.api.http.fetch.reading import EARLIEST, KEYWORDS, LATEST, parse_pos
 from tierlog.api.http.fetch.record_pages import LargeRecord, read_page
 from tierlog.api.http.fetch.single import FetchQuery
 from tierlog.api.http.settings import MIB
-from tierlog.broker.partition import Fetched, Partition, Tier
+from tierlog.broker.partition import Partition
+from tierlog.broker.tiered_reads import Fetched, Tier
 from tierlog.manifest.state import OffsetGap
 
 _PAGE: Final = FetchQuery(max_bytes=MIB)

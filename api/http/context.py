@@ -31,8 +31,9 @@ from tierlog.api.http.problems import Problem, path_shortener, to_problem
 from tierlog.api.http.responses import AnyResponse
 from tierlog.api.http.settings import HttpSettings
 from tierlog.broker.broker import Broker
-from tierlog.broker.partition import Fetched, Partition
+from tierlog.broker.partition import Partition
 from tierlog.broker.segment_listing import SegmentBytes
+from tierlog.broker.tiered_reads import Fetched
 from tierlog.host.threads import Threads
 from tierlog.host.waiting import Wait, WouldBlock
 

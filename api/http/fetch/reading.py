@@ -21,7 +21,8 @@ from tierlog.api.http.problems import HeaderList
 from tierlog.api.http.responses import AnyResponse, Response, StreamResponse
 from tierlog.api.http.settings import MAX_FETCH_BYTES, MAX_OFFSET, MAX_WAIT_MS
 from tierlog.api.http.strict_json import parse_time
-from tierlog.broker.partition import Fetched, Partition, Tier
+from tierlog.broker.partition import Partition
+from tierlog.broker.tiered_reads import Fetched, Tier
 from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.hot_tier.log_state import Offsets
 
@@ -100,7 +101,7 @@ async def resolve(
 async def find_time(
     context: Context, partition: Partition, timestamp: int
 ) -> tuple[int, int] | None:
-    """`Partition.offset_for_timestamp` in a thread of the tier in which the log begins."""
+    """`TieredReads.offset_for_timestamp` in a thread of the tier in which the log begins."""
     look = partial(partition.offset_for_timestamp, timestamp)
     return await context.read_at(partition, partition.offsets().log_start_offset, look)
 

@@ -48,7 +48,8 @@ from tierlog.api.http.fetch.tail import tail_of
 from tierlog.api.http.problems import HeaderList
 from tierlog.api.http.responses import NO_STORE, AnyResponse, FileResponse
 from tierlog.api.http.settings import MAX_FETCH_BYTES, MIB
-from tierlog.broker.partition import Fetched, Partition
+from tierlog.broker.partition import Partition
+from tierlog.broker.tiered_reads import Fetched
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier.log_state import Offsets
 from tierlog.record_format.errors import OffsetTrimmed
