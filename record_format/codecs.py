@@ -1,11 +1,12 @@
 """The five compression codecs of record batches, with the framing of Kafka's own clients: at once,
-or in pieces for what is too large for that. No other module knows the libraries.
+or in pieces for what is too large for that.
 
 Rules that keep it honest:
 
-* The decompressed size is bounded: no call returns or allocates more than `max_bytes` of output,
-  whatever sizes the input declares.
-* The whole input must be consumed: truncated streams and trailing bytes are corrupt.
+* The decompressed size is bounded: no call returns or allocates more than `max_bytes` of output, or
+  a few pieces, whatever sizes the input declares.
+* At once, the whole input must be consumed: truncated streams and trailing bytes are corrupt. Who
+  takes pieces knows how many bytes the records need.
 * Compressor objects are per thread; none is shared.
 
 Kafka's framing: gzip members; snappy in xerial's stream format (raw snappy, which librdkafka
