@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from typing import Final, NamedTuple
 
 import structlog
@@ -209,7 +210,8 @@ class GroupView:
             except OffsetTrimmed as trimmed:
                 offset = trimmed.log_start_offset
                 continue
-            self.apply(b"".join(piece.read() for piece in fetched.slices))
+            with closing(fetched):
+                self.apply(b"".join(piece.read() for piece in fetched.slices))
             if fetched.next_offset <= offset:
                 break  # compaction removed the last records
             offset = fetched.next_offset

@@ -43,12 +43,16 @@ class SegmentState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SegmentBytes(NamedTuple):
-    """`etag` is None for the active segment, which grows."""
+    """`etag` is None for the active segment, which grows. A local one is held open."""
 
     size_bytes: int
     etag: str | None
     tier: Literal["hot", "cold"]
     source: SegmentEntry | OpenFile
+
+    def close(self) -> None:
+        if isinstance(self.source, OpenFile):
+            self.source.close()
 
 
 def iter_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[SegmentState]:
@@ -173,6 +177,7 @@ def _open(partition: Partition, base_offset: int, wait: Wait) -> SegmentBytes:
         opened = log.sealed.open(base_offset, wait)
         if opened.next_offset > log.log_start_offset:
             return _hot_bytes(log, opened)
+        opened.close()
     entry = partition.find_cold_entry(base_offset, wait)
     if (
         entry is None
@@ -189,6 +194,7 @@ def _open_active(log: PartitionLog, base_offset: int) -> SegmentBytes | None:
     view = log.segments()[-1]
     file = OpenFile(view.path)
     if view.base_offset != base_offset or log.active_base_offset != base_offset:
+        file.close()
         return None  # it may be another file by now
     return SegmentBytes(log.flushed_bytes(view), None, "hot", file)
 
@@ -213,13 +219,14 @@ def slices_of(
 ) -> Iterator[FileSlice]:
     """Bytes [start, end) of a segment as slices of local files.
 
-    The iterator fetches the chunks of a cold segment one by one. It may raise WouldBlock.
+    The caller closes each. The iterator fetches the chunks of a cold segment one by one. It may
+    raise WouldBlock.
     """
     assert 0 <= start <= end <= segment.size_bytes
     if start == end:
         return iter(())
     if isinstance(segment.source, OpenFile):
-        return iter((FileSlice(segment.source, start, end - start),))
+        return iter((FileSlice(segment.source.share(), start, end - start),))
     return partition.cold_bytes(segment.source, start=start, end=end, wait=wait)
 
 

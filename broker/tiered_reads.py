@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from tierlog.broker.cold_log import EmptyColdTier
 from tierlog.broker.cold_reads import ColdReads
-from tierlog.host.file_slice import FileSlice, TierRead
+from tierlog.host.file_slice import FileSlice, TierRead, close_all
 from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_state import Offsets
@@ -48,6 +48,9 @@ class Fetched(NamedTuple):
     tier: Tier
     aborted: tuple[AbortedTxn, ...] = ()
     hot_offset: int = 0
+
+    def close(self) -> None:
+        close_all(self.slices)
 
     def tier_below(self, next_offset: int) -> Tier:
         """The tier of a response that is cut off at `next_offset`."""
@@ -119,16 +122,12 @@ class TieredReads:
         slices, next_offset, tier, hot_offset = self._read_tiers(
             now, offset=offset, end_offset=end_offset, max_bytes=max_bytes, wait=wait
         )
-        aborted: tuple[AbortedTxn, ...] = ()
-        if committed and slices:
-            aborted = self._aborted(offset, next_offset, now, wait)
-        if offset < self._log.log_start_offset:
-            _check_range(offset, self._log.offsets)
-        self._served.check_exists()  # files found by name may belong to the next topic of that name
-        if committed and self._local_generation() != generation:
-            # Compaction and deletion drop an aborted transaction together with its records, which
-            # these slices may still hold.
-            raise now.trimmed(f"{self._log}: segments were deleted or replaced meanwhile")
+        try:
+            aborted = self._aborted(offset, next_offset, now, wait) if committed and slices else ()
+            self._check_read(offset, now, generation)
+        except BaseException:
+            close_all(slices)
+            raise
         return Fetched(
             slices=slices,
             next_offset=next_offset,
@@ -139,6 +138,18 @@ class TieredReads:
             aborted=aborted,
             hot_offset=hot_offset,
         )
+
+    def _check_read(self, offset: int, now: Offsets, generation: tuple[int, int] | None) -> None:
+        """What was found is still that of the offset. `generation`: the local one before a
+        committed read.
+        """
+        if offset < self._log.log_start_offset:
+            _check_range(offset, self._log.offsets)
+        self._served.check_exists()  # files found by name may belong to the next topic of that name
+        if generation is not None and self._local_generation() != generation:
+            # Compaction and deletion drop an aborted transaction together with its records, which
+            # these slices may still hold.
+            raise now.trimmed(f"{self._log}: segments were deleted or replaced meanwhile")
 
     def _read_tiers(
         self, now: Offsets, *, offset: int, end_offset: int, max_bytes: int, wait: Wait
@@ -155,11 +166,19 @@ class TieredReads:
         if hot_has_more:
             max_bytes -= sum([piece.size_bytes for piece in slices])
         if hot_has_more and (max_bytes > 0 or not slices):
-            hot = self._log.read(next_offset, max_bytes=max_bytes, end_offset=end_offset, wait=wait)
+            try:
+                hot = self._log.read(
+                    next_offset, max_bytes=max_bytes, end_offset=end_offset, wait=wait
+                )
+            except BaseException:
+                close_all(slices)
+                raise
             # The hot tier returns at least one batch, whatever its size: not on top of others.
             if not slices or sum(piece.size_bytes for piece in hot.slices) <= max_bytes:
                 tier, hot_offset = ("mixed", next_offset) if slices else ("hot", 0)
                 slices, next_offset = slices + hot.slices, hot.next_offset
+            else:
+                hot.close()
         return slices, next_offset, tier, hot_offset
 
     def _read_cold(self, offset: int, *, max_bytes: int, end_offset: int, wait: Wait) -> TierRead:

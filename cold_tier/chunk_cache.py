@@ -28,7 +28,8 @@ import secrets
 import shutil
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -79,23 +80,24 @@ class _Entry:
 
 
 class _ChunkFile(OpenFile):
-    """One reader's handle on a chunk's file, which tells the cache when it is released.
-
-    Handles share a descriptor, which is closed with the last of them.
+    """One reader's handle on a chunk's file, which tells the cache when it is closed. Handles share
+    a descriptor.
     """
 
-    __slots__ = ("_entry", "_opened", "_released")
+    __slots__ = ("_entry", "_opened", "_release")
 
-    def __init__(self, opened: OpenFile, entry: _Entry, released: deque[_Entry]) -> None:
-        self.fd, self.name = opened.fd, opened.name
-        self._opened, self._entry, self._released = opened, entry, released
+    def __init__(self, opened: OpenFile, entry: _Entry, release: Callable[[_Entry], None]) -> None:
+        """It becomes the holder of `opened`."""
+        self._hold(opened.fd, opened.name)
+        self._opened, self._entry, self._release = opened, entry, release
 
     def report_corrupt(self) -> None:
         self._entry.reported_corrupt = True
 
-    def __del__(self) -> None:
-        # No lock here: this may run inside any allocation, under any lock.
-        self._released.append(self._entry)
+    def _close_last(self) -> None:
+        self.fd = -1
+        self._opened.close()
+        self._release(self._entry)
 
 
 Victims: TypeAlias = list[tuple[ChunkKey, _Entry]]
@@ -109,7 +111,7 @@ class ChunkCache:
         self._eviction = EvictionPolicy(limit_bytes)
         self._kept_open: OrderedDict[ChunkKey, _Entry] = OrderedDict()
         self._cached = self._reserved = self._lingering = 0
-        self._released: deque[_Entry] = deque()  # by readers that are not counted off yet
+        self._changes = 0  # counts what may have made room
         self._hits = self._misses = self._evicted = 0
         try:
             shutil.rmtree(folder / FILLING, ignore_errors=True)
@@ -121,13 +123,11 @@ class ChunkCache:
     # --- looking up -------------------------------------------------------------------------------
 
     def lookup(self, chunk: ChunkRef, wait: Wait = Wait.WAIT) -> OpenFile | None:
-        """The chunk's file, open, or None on a miss. Raises WouldBlock, which does not count as a
-        miss, unless it is cached and this process has verified it.
+        """The chunk's file, which the caller closes; None on a miss. Raises WouldBlock, which does
+        not count as a miss, unless it is cached and this process has verified it.
         """
         key = chunk.key
         with self._space:
-            if self._released:
-                self._count_released()
             entry = self._entries.get(key)
             if entry is not None and entry.reported_corrupt:
                 self._require_verification(key, entry)
@@ -141,11 +141,11 @@ class ChunkCache:
                 self._hits += 1
                 self._eviction.touch(key)
                 self._kept_open.move_to_end(key)
-                return self._handle(entry, entry.opened)
+                return self._handle(entry, entry.opened.share())
         try:
             return self._open_entry(chunk, key, entry)
         except BaseException:
-            self._released.append(entry)
+            self._release(entry)
             raise
 
     def _open_entry(self, chunk: ChunkRef, key: ChunkKey, entry: _Entry) -> OpenFile | None:
@@ -153,20 +153,17 @@ class ChunkCache:
         with self._space:
             is_cached = self._entries.get(key) is entry
             if opened is None:
-                self._released.append(entry)
                 if is_cached:
                     self._remove(key)
+                self._count_off(entry)
                 self._misses += 1
                 return None
             entry.verified = True
             self._hits += 1
-            to_close = None
             if is_cached:
                 self._eviction.touch(key)
-                to_close = self._keep_open(key, entry, opened)
-            handle = self._handle(entry, opened)
-        del to_close  # closes the descriptor without the lock
-        return handle
+                self._keep_open(key, entry, opened)
+            return self._handle(entry, opened)
 
     def mark_read(self, chunk: ChunkRef) -> None:
         """Note that a reader received the chunk directly from its fill."""
@@ -180,7 +177,6 @@ class ChunkCache:
 
     def usage(self) -> ChunkCacheReport:
         with self._space:
-            self._count_released()
             return ChunkCacheReport(
                 chunks=len(self._entries),
                 cached_bytes=self._cached,
@@ -208,20 +204,23 @@ class ChunkCache:
                 fits = self._used() + size_bytes <= limit_bytes
                 if fits:
                     self._reserved += size_bytes
+                seen = self._changes
             self._unlink(victims)
             if fits:
                 return
-            if time.monotonic() >= deadline:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
                 raise Throttled(
                     f"the chunk cache ({self._limit_bytes} bytes) is full of chunks in use"
                 )
             with self._space:
-                self._space.wait(0.05)  # a handle's finalizer cannot notify, so poll
+                if self._changes == seen:
+                    self._space.wait(left_s)
 
     def unreserve(self, size_bytes: int) -> None:
         with self._space:
             self._reserved -= size_bytes
-            self._space.notify_all()
+            self._note_change()
 
     def new_temp_path(self) -> Path:
         """A new path to download a chunk to. Raises DiskFull."""
@@ -233,14 +232,18 @@ class ChunkCache:
         return folder / secrets.token_hex(12)
 
     def publish(self, chunk: ChunkRef, temp: Path) -> OpenFile:
-        """Move a downloaded file, whose space was reserved, into the cache. Raises DiskFull."""
-        key = chunk.key
+        """Move a downloaded file, whose space was reserved, into the cache; the caller closes it.
+        Raises DiskFull.
+        """
+        key, opened = chunk.key, None
+        entry = _Entry(chunk.size_bytes, verified=True)
+        entry.readers = 1
         try:
-            entry = _Entry(chunk.size_bytes, verified=True)
-            entry.readers = 1
-            handle = self._handle(entry, OpenFile(temp))
+            opened = OpenFile(temp)
             self._rename(temp, self._path(key))
         except OSError as error:
+            if opened is not None:
+                opened.close()
             maybe_unlink(temp)
             self.unreserve(chunk.size_bytes)
             raise disk_full_error(f"chunk cache {self._folder}", error) from error
@@ -249,15 +252,18 @@ class ChunkCache:
             if key in self._entries:
                 self._remove(key)
             self._insert(key, entry)
-            self._space.notify_all()
-        return handle
+            self._note_change()
+            return self._handle(entry, opened)
+
+    def _release(self, entry: _Entry) -> None:
+        with self._space:
+            self._count_off(entry)
 
     # --- freeing disk space -----------------------------------------------------------------------
 
     def shrink(self, by_bytes: int) -> int:
         """Evict about `by_bytes` because the disk is nearly full. Returns the bytes evicted."""
         with self._space:
-            self._count_released()
             victims = self._evict(max(0, self._used() - by_bytes))
         return self._unlink(victims)
 
@@ -265,22 +271,25 @@ class ChunkCache:
 
     def _handle(self, entry: _Entry, opened: OpenFile) -> _ChunkFile:
         """A handle for a reader that is already counted in `entry`."""
-        return _ChunkFile(opened, entry, self._released)
+        return _ChunkFile(opened, entry, self._release)
 
-    def _keep_open(self, key: ChunkKey, entry: _Entry, opened: OpenFile) -> OpenFile | None:
-        """Keep a descriptor open. Returns the one to close in its place, without the lock."""
-        entry.opened = opened
+    def _keep_open(self, key: ChunkKey, entry: _Entry, opened: OpenFile) -> None:
+        if entry.opened is not None:  # another reader has opened it meanwhile
+            return
+        entry.opened = opened.share()
         self._kept_open[key] = entry
-        if len(self._kept_open) <= KEPT_OPEN_MAX:
-            return None
-        _, other = self._kept_open.popitem(last=False)
-        displaced, other.opened = other.opened, None
-        return displaced
+        if len(self._kept_open) > KEPT_OPEN_MAX:
+            self._close_kept(next(iter(self._kept_open)))
+
+    def _close_kept(self, key: ChunkKey) -> None:
+        entry = self._kept_open.pop(key, None)
+        if entry is not None and entry.opened is not None:
+            entry.opened.close()
+            entry.opened = None
 
     def _require_verification(self, key: ChunkKey, entry: _Entry) -> None:
         entry.reported_corrupt = entry.verified = False
-        entry.opened = None
-        self._kept_open.pop(key, None)
+        self._close_kept(key)
 
     def _open_verified(self, chunk: ChunkRef, entry: _Entry) -> OpenFile | None:
         try:
@@ -291,6 +300,7 @@ class ChunkCache:
             return None
         if entry.size_bytes == chunk.size_bytes and (entry.verified or _matches(opened, chunk)):
             return opened
+        opened.close()
         maybe_unlink(opened.path)
         return None
 
@@ -311,7 +321,6 @@ class ChunkCache:
 
     def _maybe_evict(self, target: int) -> Victims:
         """As `_evict`, but evicts nothing if evicting everything would not reach `target`."""
-        self._count_released()
         return self._evict(target) if self._used() - self._cached <= target else []
 
     def _evict(self, target: int) -> Victims:
@@ -333,18 +342,22 @@ class ChunkCache:
     def _remove(self, key: ChunkKey) -> None:
         entry = self._entries.pop(key)
         self._eviction.remove(key)
-        self._kept_open.pop(key, None)
+        self._close_kept(key)
         self._cached -= entry.size_bytes
-        entry.removed, entry.opened = True, None
+        entry.removed = True
         if entry.readers:
             self._lingering += entry.size_bytes
 
-    def _count_released(self) -> None:
-        while self._released:
-            entry = self._released.popleft()
-            entry.readers -= 1
-            if entry.removed and not entry.readers:
-                self._lingering -= entry.size_bytes
+    def _count_off(self, entry: _Entry) -> None:
+        """A reader has closed its handle."""
+        entry.readers -= 1
+        if entry.removed and not entry.readers:
+            self._lingering -= entry.size_bytes
+        self._note_change()
+
+    def _note_change(self) -> None:
+        self._changes += 1
+        self._space.notify_all()
 
     def _used(self) -> int:
         return self._cached + self._reserved + self._lingering

@@ -20,15 +20,13 @@ import errno
 import mmap
 import os
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
-from weakref import ref
 
 from tierlog.cold_tier.chunk_cache import ChunkCache
 from tierlog.cold_tier.ranged_reader import ChunkKey, ChunkRef, RangedReader
@@ -56,15 +54,18 @@ ChunkId = tuple[str, int]
 """The log's key, and the chunk's number in it."""
 
 
-class _Fill(NamedTuple):
-    """A fill in progress. `space_wait_s`: how long it waits for space; read-ahead gives up first.
+class _Fill:
+    """A fill in progress. `readers`: how many wait for the file, each of which will hold it.
+    `space_wait_s`: how long it waits for space; read-ahead gives up first.
 
     A reader that finds no space after another has waited for as long does not wait again: readers
     of one chunk would otherwise wait one after the other.
     """
 
-    future: Future[OpenFile]
-    space_wait_s: float = -1.0
+    __slots__ = ("future", "readers", "space_wait_s")
+
+    def __init__(self, future: Future[OpenFile], space_wait_s: float = -1.0) -> None:
+        self.future, self.space_wait_s, self.readers = future, space_wait_s, 0
 
 
 class ChunkFills:
@@ -84,7 +85,7 @@ class ChunkFills:
     def open_chunk(
         self, chunk: ChunkRef, *, space_wait_s: float = SPACE_WAIT_S, wait: Wait = Wait.WAIT
     ) -> OpenFile:
-        """The chunk's file, open; waits for the store if it is not cached.
+        """The chunk's file, which the caller closes; waits for the store if it is not cached.
 
         Waits up to `space_wait_s` for space in the cache; callers that hold other chunks open must
         pass 0. Raises CorruptObject, MissingObject, StoreUnavailable, Throttled; DiskFull only if
@@ -107,8 +108,6 @@ class ChunkFills:
             else:
                 self._cache.mark_read(chunk)
                 return opened
-            finally:
-                del filling  # an error that refers to its own future would keep open files alive
 
     def prefetch(self, chunk: ChunkRef) -> bool:
         """Start to fill the chunk if there is a slot. Whether it is cached or being filled now."""
@@ -131,6 +130,8 @@ class ChunkFills:
             if filling is None and chunk not in self._cache:
                 future = self._submit(partial(self._fill, space_wait_s=space_wait_s), chunk)
                 filling = self._filling[chunk.key] = _Fill(future, space_wait_s)
+            if filling is not None:
+                filling.readers += 1
             return filling
 
     def _submit(self, fill: Callable[[ChunkRef], OpenFile], chunk: ChunkRef) -> Future[OpenFile]:
@@ -140,25 +141,36 @@ class ChunkFills:
             raise ShuttingDown("cold reads have ended") from error
 
     def _fill_ahead(self, chunk: ChunkRef) -> OpenFile:
+        file = None
         try:
-            return self._fill_cache(chunk, space_wait_s=0.0)
+            file = self._fill_cache(chunk, space_wait_s=0.0)
+            return file
         except DiskFull as error:
             raise Throttled("the disk has no space for read-ahead") from error
         finally:
             with self._lock:
                 self._read_aheads -= 1
-                self._filling.pop(chunk.key, None)
+            self._end(chunk, file)
 
     def _fill(self, chunk: ChunkRef, *, space_wait_s: float) -> OpenFile:
+        file = None
         try:
             try:
-                return self._fill_cache(chunk, space_wait_s=space_wait_s)
+                file = self._fill_cache(chunk, space_wait_s=space_wait_s)
             except DiskFull:
-                return self._in_memory.fill(chunk, self._reader.fetch_into, wait_s=space_wait_s)
+                file = self._in_memory.fill(chunk, self._reader.fetch_into, wait_s=space_wait_s)
+            return file
         finally:
-            # After `publish`, so that a reader that finds no fill finds the chunk cached.
-            with self._lock:
-                self._filling.pop(chunk.key, None)
+            self._end(chunk, file)
+
+    def _end(self, chunk: ChunkRef, file: OpenFile | None) -> None:
+        """Called after `publish`, so that a reader that finds no fill finds the chunk cached."""
+        with self._lock:
+            filling = self._filling.pop(chunk.key)
+        if file is not None:
+            for _ in range(filling.readers):
+                file.share()
+            file.close()
 
     def _fill_cache(self, chunk: ChunkRef, *, space_wait_s: float) -> OpenFile:
         try:
@@ -180,13 +192,17 @@ class ChunkFills:
 
 
 class _MemoryFile(OpenFile):
-    __slots__ = ("__weakref__",)
+    __slots__ = ("_free",)
 
-    def __init__(self, chunk: ChunkRef) -> None:
-        self.fd, self.name = -1, f"{chunk.log_key}, chunk {chunk.number}"
+    def __init__(self, chunk: ChunkRef, free: Callable[[], None]) -> None:
         if not hasattr(os, "memfd_create"):
             raise OSError(errno.ENOSYS, "this system has no memory files")
-        self.fd = os.memfd_create("tierlog-chunk")
+        self._hold(os.memfd_create("tierlog-chunk"), f"{chunk.log_key}, chunk {chunk.number}")
+        self._free = free
+
+    def _close_last(self) -> None:
+        super()._close_last()
+        self._free()
 
 
 class MemoryChunks:
@@ -201,35 +217,39 @@ class MemoryChunks:
     """
 
     def __init__(self, *, limit_bytes: int) -> None:
-        self._limit_bytes, self._lock = limit_bytes, threading.Lock()
-        self._open: list[tuple[ref[_MemoryFile], int]] = []
+        self._limit_bytes, self._used_bytes = limit_bytes, 0
+        self._freed = threading.Condition()
 
     def fill(
         self, chunk: ChunkRef, fetch: Callable[[ChunkRef, memoryview], object], *, wait_s: float
     ) -> OpenFile:
         """A file filled by `fetch`. Raises Throttled, DiskFull, and whatever `fetch` raises."""
-        deadline = time.monotonic() + wait_s
-        try:
-            while (file := self._maybe_create(chunk)) is None:
-                if time.monotonic() >= deadline:
-                    raise Throttled("the disk is full, and so is the memory for chunks in use")
-                time.sleep(0.05)  # a file's finalizer cannot notify, so poll
-            os.posix_fallocate(file.fd, 0, chunk.size_bytes)
-            buffer = mmap.mmap(file.fd, chunk.size_bytes)
-        except OSError as error:
-            raise disk_full_error("no space on disk or in memory", error) from error
-        fetch(chunk, memoryview(buffer))
+        size_bytes = chunk.size_bytes
+        with self._freed:
+            if not self._freed.wait_for(lambda: self._has_room(size_bytes), wait_s):
+                raise Throttled("the disk is full, and so is the memory for chunks in use")
+            self._used_bytes += size_bytes
+        with ExitStack() as on_failure:
+            on_failure.callback(self._free, size_bytes)
+            try:
+                file = _MemoryFile(chunk, partial(self._free, size_bytes))
+                on_failure.pop_all()
+                on_failure.callback(file.close)
+                os.posix_fallocate(file.fd, 0, size_bytes)
+                buffer = mmap.mmap(file.fd, size_bytes)
+            except OSError as error:
+                raise disk_full_error("no space on disk or in memory", error) from error
+            fetch(chunk, memoryview(buffer))
+            on_failure.pop_all()
         return file
 
-    def _maybe_create(self, chunk: ChunkRef) -> _MemoryFile | None:
-        with self._lock:
-            self._open = [entry for entry in self._open if entry[0]() is not None]
-            used = sum(size_bytes for _, size_bytes in self._open)
-            if used and used + chunk.size_bytes > self._limit_bytes:
-                return None
-            file = _MemoryFile(chunk)
-            self._open.append((ref(file), chunk.size_bytes))
-            return file
+    def _has_room(self, size_bytes: int) -> bool:
+        return not self._used_bytes or self._used_bytes + size_bytes <= self._limit_bytes
+
+    def _free(self, size_bytes: int) -> None:
+        with self._freed:
+            self._used_bytes -= size_bytes
+            self._freed.notify_all()
 
 
 class Prefetcher:

@@ -16,6 +16,7 @@ Thread-safe; calls may block on the store.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
@@ -25,7 +26,7 @@ from tierlog.cold_tier.chunk_fills import SPACE_WAIT_S, ChunkFills, Prefetcher
 from tierlog.cold_tier.index_bundle import Chunk, ChunkTable
 from tierlog.cold_tier.ranged_reader import ChunkRef, RangedReader
 from tierlog.cold_tier.segment_lookup import BatchFinder, SegmentIndex, SegmentIndexes, walk_batches
-from tierlog.host.file_slice import FileSlice, OpenFile, TierRead
+from tierlog.host.file_slice import FileSlice, OpenFile, TierRead, close_all, pread_exactly
 from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.batch import BatchHeader, parse_header
@@ -77,8 +78,9 @@ class _Result:
         return not self.is_full and segment.last_offset < self.next_offset < self.end_offset
 
     def maybe_add(self, piece: FileSlice, next_offset: int) -> bool:
-        """Add a slice if it fits. The first one always does."""
+        """Add a slice if it fits; otherwise close it. The first one always does."""
         if self.slices and piece.size_bytes > self.remaining_bytes:
+            piece.close()
             return False
         self.slices.append(piece)
         self.next_offset = next_offset
@@ -144,9 +146,13 @@ class ColdReader:
         )
         ahead = prefetch() if wait is Wait.WAIT else None
         result = _Result(offset, max_bytes, end_offset, wait)
-        self._collect(result, segment, index, following)
-        # A read that did not wait sends no request unless it found something.
-        self._prefetcher.end_read(segment, result.next_offset, ahead or prefetch())
+        try:
+            self._collect(result, segment, index, following)
+            # A read that did not wait sends no request unless it found something.
+            self._prefetcher.end_read(segment, result.next_offset, ahead or prefetch())
+        except BaseException:
+            close_all(result.slices)
+            raise
         return result.to_read()
 
     def _collect(
@@ -208,7 +214,7 @@ class ColdReader:
                 end, next_offset = walk.find_end(
                     first, max_bytes=result.remaining_bytes, end_offset=end_offset
                 )
-            return FileSlice(file, first.position, end - first.position), next_offset
+            return FileSlice(file.share(), first.position, end - first.position), next_offset
 
         # A read that holds chunks open must not wait for space: two of them could deadlock.
         space_wait_s = 0.0 if result.slices else SPACE_WAIT_S
@@ -225,21 +231,22 @@ class ColdReader:
         self, ref: ChunkRef, open_: Callable[[], OpenFile], look: Callable[[OpenFile], T]
     ) -> T:
         """Call `look` with the chunk's file, and once more with a verified one if it is corrupt."""
-        file = open_()
-        try:
+        with closing(open_()) as file:
+            try:
+                return look(file)
+            except WouldBlock:
+                raise
+            except (CorruptDataError, OSError):
+                self._finder.forget(ref)
+                file.report_corrupt()
+        with closing(open_()) as file:
             return look(file)
-        except WouldBlock:
-            raise
-        except (CorruptDataError, OSError):
-            self._finder.forget(ref)
-            file.report_corrupt()
-        del file  # frees its space in the cache
-        return look(open_())
 
     def byte_range(
         self, segment: SegmentEntry, *, start: int, end: int, wait: Wait = Wait.WAIT
     ) -> Iterator[FileSlice]:
         """Bytes [start, end) of the log, chunk by chunk on demand, with one chunk of read-ahead.
+        The caller closes each slice.
 
         Raises what `read` does, when the failing chunk is reached. Who never waits has all slices
         open at once: WouldBlock for more than `OPEN_AT_ONCE_MAX`.
@@ -253,7 +260,6 @@ class ColdReader:
                 self._fills.prefetch(index.chunks[number + 1])
             file = self._fills.open_chunk(index.chunks[number], wait=wait)
             yield _overlap(index.table.chunks[number], file, start=start, end=end)
-            del file  # frees its space in the cache while the next chunk is fetched
 
     # --- by time ----------------------------------------------------------------------------------
 
@@ -341,5 +347,5 @@ def _first_at_time(
 
 def _batches(file: OpenFile, chunk: Chunk, log_key: str) -> Iterator[tuple[BatchHeader, bytes]]:
     for place in walk_batches(file, 0, chunk.size_bytes, log_key=log_key):
-        body = FileSlice(file, place.position, place.size_bytes).read()
+        body = pread_exactly(file, place.size_bytes, place.position)
         yield parse_header(body), body

@@ -172,10 +172,7 @@ class SegmentIndexes:
                 self._loading[key] = ours
             failed_loads = self._failed_loads
         if loading is not None:
-            try:
-                return cast(T, loading.result())
-            finally:
-                del loading  # or the error would refer to itself, and keep open files alive
+            return cast(T, loading.result())
         try:
             with self._load_slot(failed_loads):
                 found, size_bytes = _retry_if_corrupt(load)
@@ -183,7 +180,6 @@ class SegmentIndexes:
             with self._lock:
                 del self._loading[key]
             ours.set_exception(error)
-            del ours  # or the error would refer to itself
             raise
         with self._lock:
             del self._loading[key]

@@ -11,8 +11,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -89,9 +89,10 @@ def check_in_order(header: BatchHeader, *, next_offset: int, end_offset: int) ->
         )
 
 
-def headers_of(log: Path, *, pread: Pread = os.pread) -> Iterator[BatchHeader]:
+def headers_of(log: Path, *, pread: Pread = os.pread) -> Generator[BatchHeader, None, None]:
     """Every batch header of a closed log's `.log`. Raises CorruptBatch."""
-    return headers_from(FileReader(OpenFile(log), pread), 0, end=log.stat().st_size)
+    with closing(FileReader(OpenFile(log), pread)) as reader:
+        yield from headers_from(reader, 0, end=log.stat().st_size)
 
 
 def batch_of(log: LogBytes, header: BatchHeader) -> bytes:

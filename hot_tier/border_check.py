@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import NamedTuple
 
 from tierlog.host.waiting import Wait
@@ -28,9 +29,9 @@ from tierlog.hot_tier.batch_walk import (
 )
 from tierlog.hot_tier.log_folder import LOG
 from tierlog.hot_tier.log_state import LogState
-from tierlog.hot_tier.open_files import FileReader, zero_filling_pread
+from tierlog.hot_tier.open_files import FileReader
 from tierlog.hot_tier.producer_state import REMEMBERED_BATCHES
-from tierlog.hot_tier.salvage import LostRange, SalvageScan
+from tierlog.hot_tier.salvage import LostRange, pieces_of
 from tierlog.hot_tier.segment import Damage, Part, Segment, SegmentEnd
 from tierlog.record_format.batch import BatchHeader
 from tierlog.record_format.batch_runs import HeaderRun, header_run
@@ -63,10 +64,11 @@ def check_whole(state: LogState, segment: Segment) -> None:
 
 def find_damage(state: LogState, segment: Segment) -> Damage | None:
     """Read a segment from the disk and check it, up to its present end. Raises OSError."""
-    log, end = segment.log_reader(state.files), segment.end
+    end = segment.end
     position, found, has_gap = 0, segment.base_offset, False
+    name = segment.name(LOG)
     try:
-        with eio_as(CorruptBatch, file=log.name):
+        with closing(segment.log_reader(state.files)) as log, eio_as(CorruptBatch, file=name):
             batches = BatchesInOrder(segment, log, size_bytes=end.size_bytes, limit=end.next_offset)
             for piece in batches:
                 if isinstance(piece, PlacedRun):  # it ends below the limit
@@ -76,7 +78,7 @@ def find_damage(state: LogState, segment: Segment) -> Damage | None:
                 has_gap |= piece.header.base_offset > found
                 position, found = piece.header.end_position, piece.header.next_offset
     except CorruptBatch as bad:
-        first = bad.with_location(file=log.name, position=position, offset=found)
+        first = bad.with_location(file=name, position=position, offset=found)
         return Damage(first, _sound_parts(state, segment, end))
     return _find_difference(state, segment, end) if has_gap or found < end.next_offset else None
 
@@ -98,10 +100,11 @@ def _find_difference(state: LogState, segment: Segment, end: SegmentEnd) -> Dama
 def crc32c_of_segment(state: LogState, segment: Segment) -> int:
     """CRC-32C of a sealed `.log`; reads all of it the first time. Raises OSError."""
     if segment.crc32c is None:
-        log, value = segment.log_reader(state.files), 0
-        for position in range(0, segment.end.size_bytes, CHECK_CHUNK_BYTES):
-            size = min(CHECK_CHUNK_BYTES, segment.end.size_bytes - position)
-            value = crc32c_of(log.read(size, position), value)
+        value = 0
+        with closing(segment.log_reader(state.files)) as log:
+            for position in range(0, segment.end.size_bytes, CHECK_CHUNK_BYTES):
+                size = min(CHECK_CHUNK_BYTES, segment.end.size_bytes - position)
+                value = crc32c_of(log.read(size, position), value)
         segment.crc32c = value
     return segment.crc32c
 
@@ -109,13 +112,7 @@ def crc32c_of_segment(state: LogState, segment: Segment) -> int:
 def _sound_parts(state: LogState, segment: Segment, end: SegmentEnd) -> tuple[Part, ...]:
     parts: list[Part] = []
     start, start_offset = 0, segment.base_offset
-    for piece in SalvageScan(
-        FileReader(state.files.open(segment.name(LOG)), zero_filling_pread(state.files.pread)),
-        size_bytes=end.size_bytes,
-        start_offset=segment.base_offset,
-        end_offset=end.next_offset,
-        reaches_end=False,
-    ):
+    for piece in pieces_of(state, segment, reaches_end=False):
         if isinstance(piece, LostRange):
             if start < piece.position:
                 parts.append(

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import NamedTuple
 
 from tierlog.hot_tier.batch_walk import CheckedBatch, check_in_order, checked_batches
@@ -254,6 +254,16 @@ class Interrupted(TierlogError):
     """The round ended early; nothing is lost, and the checkpoint stays."""
 
 
+class _Start(NamedTuple):
+    """A segment's `.log`, which it holds open, and the position of a batch."""
+
+    log: FileReader
+    position: int
+
+    def close(self) -> None:
+        self.log.close()
+
+
 class Cleaner:
     """One round over one log."""
 
@@ -321,12 +331,12 @@ class Cleaner:
             )
 
     def _batches(self, segment: Segment, *, from_offset: int = 0) -> Iterator[CheckedBatch]:
-        log, start = self._find_start(segment, from_offset)
-        size_bytes, end_offset = segment.end
+        start = self._find_start(segment, from_offset)
+        log, (size_bytes, end_offset) = start.log, segment.end
         next_offset = segment.base_offset
         try:
-            with eio_as(CorruptBatch, file=log.name):
-                for checked in checked_batches(log, start=start, end=size_bytes):
+            with closing(start), eio_as(CorruptBatch, file=log.name):
+                for checked in checked_batches(log, start=start.position, end=size_bytes):
                     if self._hooks.stopping():
                         raise Interrupted
                     header = checked.header
@@ -337,18 +347,18 @@ class Cleaner:
         except CorruptBatch as bad:
             raise bad.with_location(file=log.name, offset=next_offset) from bad.__cause__
 
-    def _find_start(self, segment: Segment, from_offset: int) -> tuple[FileReader, int]:
-        """The segment's `.log`, and the position of the batch that contains `from_offset`."""
+    def _find_start(self, segment: Segment, from_offset: int) -> _Start:
         files = self._state.files
 
-        def look_up() -> tuple[FileReader, int]:
+        def look_up() -> _Start:
             if segment not in self._state.segments.items:
                 raise Interrupted  # deleted, or replaced by a repair
             if from_offset <= segment.base_offset:
-                return segment.log_reader(files), 0
-            lookup = SegmentLookup(segment, files)
-            found = lookup.find_offset(from_offset)
-            return lookup.log, found.position if found else segment.end.size_bytes
+                return _Start(segment.log_reader(files), 0)
+            with closing(SegmentLookup(segment, files)) as lookup:
+                found = lookup.find_offset(from_offset)
+            position = found.position if found else segment.end.size_bytes
+            return _Start(segment.log_reader(files), position)
 
         try:
             return read_consistently(

@@ -19,14 +19,14 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 
 from tierlog.host.disk import Disk
 from tierlog.host.durable_file import REAL_DISK, copy_durably, write_durably
 from tierlog.host.file_slice import OpenFile
-from tierlog.hot_tier.batch_walk import end_offset_of, headers_of
+from tierlog.hot_tier.batch_walk import CheckedBatch, end_offset_of, headers_of
 from tierlog.hot_tier.log_folder import (
     LEADER_EPOCHS,
     LOG,
@@ -94,7 +94,8 @@ def reached_offset(folder: Path) -> int:
 
 def first_batch_at(log: Path, offset: int) -> BatchHeader | None:
     """The batch of a `.log` that contains `offset`, or the first above it. Raises CorruptBatch."""
-    return next((header for header in headers_of(log) if header.last_offset >= offset), None)
+    with closing(headers_of(log)) as headers:
+        return next((header for header in headers if header.last_offset >= offset), None)
 
 
 def locate_cut(log: Path, offset: int, *, base_offset: int) -> tuple[int, int]:
@@ -142,14 +143,15 @@ def _first_batch_skipping_corruption(
     return None, position
 
 
-def _sound_pieces(log: Path, base_offset: int) -> SalvageScan:
-    return SalvageScan(
-        FileReader(OpenFile(log), zero_filling_pread(os.pread)),
-        size_bytes=log.stat().st_size,
-        start_offset=base_offset,
-        end_offset=base_offset + MAX_RELATIVE_OFFSET + 1,
-        reaches_end=False,
-    )
+def _sound_pieces(log: Path, base_offset: int) -> Iterator[CheckedBatch | LostRange]:
+    with closing(FileReader(OpenFile(log), zero_filling_pread(os.pread))) as reader:
+        yield from SalvageScan(
+            reader,
+            size_bytes=log.stat().st_size,
+            start_offset=base_offset,
+            end_offset=base_offset + MAX_RELATIVE_OFFSET + 1,
+            reaches_end=False,
+        )
 
 
 def finish_interrupted_split(folder: Path) -> None:

@@ -18,7 +18,7 @@ indexes, transaction indexes, producer snapshots.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -96,12 +96,12 @@ def replay(
     for segment in segments.items[number:]:
         if segment.base_offset >= end_offset:
             break
-        log = segment.log_reader(state.files)
-        for header in segment.headers(state.files):
-            if states.end_offset <= header.base_offset < end_offset:
-                data = batch_of(log, header) if header.is_control else b""
-                if (abort := apply_batch(states, header, data)) is not None:
-                    aborted.append(abort)
+        with closing(segment.log_reader(state.files)) as log:
+            for header in segment.headers(state.files):
+                if states.end_offset <= header.base_offset < end_offset:
+                    data = batch_of(log, header) if header.is_control else b""
+                    if (abort := apply_batch(states, header, data)) is not None:
+                        aborted.append(abort)
     states.end_offset = max(states.end_offset, end_offset)
     return aborted
 
@@ -236,13 +236,15 @@ def snapshot_before(folder: Path, offset: int) -> bytes:
     bases = [name.offset for name in names if name.suffix == LOG]
     for base, following in pairwise([*bases, offset]):
         path = path_of(folder, base, LOG)
-        log = FileReader(OpenFile(path))
-        for header in headers_of(path) if following > states.end_offset else ():
-            if states.end_offset <= header.base_offset < following:
-                data = batch_of(log, header) if header.is_control else b""
-                apply_batch(states, header, data)
-            if header.next_offset >= following:
-                break  # a crash may have left anything at the end
+        if following <= states.end_offset:
+            continue
+        with closing(FileReader(OpenFile(path))) as log:
+            for header in headers_of(path):
+                if states.end_offset <= header.base_offset < following:
+                    data = batch_of(log, header) if header.is_control else b""
+                    apply_batch(states, header, data)
+                if header.next_offset >= following:
+                    break  # a crash may have left anything at the end
     return format_snapshot(map(_to_entry, states))
 
 

@@ -122,8 +122,9 @@ class PartitionLog:
             uploaded_crc32c=uploaded_crc32c,
         )
         setting.files.invalidate_folder(folder)  # they may be of an earlier log there
-        state, report = _load(setting, request)
         with ExitStack() as on_failure:
+            on_failure.callback(setting.files.invalidate_folder, folder)
+            state, report = _load(setting, request)
             on_failure.callback(state.close_files)
             log = cls(state, topic=topic, partition=partition, recovery=report)
             if state.log_start_offset > state.log_end_offset:

@@ -11,11 +11,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from itertools import accumulate
 from typing import TypeVar
 
-from tierlog.host.file_slice import FileSlice, OpenFile, TierRead
+from tierlog.host.file_slice import FileSlice, OpenFile, TierRead, close_all
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier.batch_walk import checked_batches
 from tierlog.hot_tier.border_check import check_before_read
@@ -54,8 +55,35 @@ def read(
     _check_range(state, segments, offset, end_offset)
     number = segments.number_of(offset)
     slices: list[FileSlice] = []
+    try:
+        next_offset = _collect(
+            state,
+            segments.items[number : number + MAX_SLICES],
+            slices,
+            offset,
+            max_bytes=max_bytes,
+            end_offset=end_offset,
+            wait=wait,
+        )
+    except BaseException:
+        close_all(slices)
+        raise
+    return TierRead(tuple(slices), next_offset)
+
+
+def _collect(
+    state: LogState,
+    items: Sequence[Segment],
+    slices: list[FileSlice],
+    offset: int,
+    *,
+    max_bytes: int,
+    end_offset: int,
+    wait: Wait,
+) -> int:
+    """Add to `slices`; returns the offset after them."""
     next_offset, left_bytes = offset, max_bytes
-    for segment in segments.items[number : number + MAX_SLICES]:
+    for segment in items:
         if next_offset >= end_offset or (slices and left_bytes <= 0):
             break
         try:
@@ -73,12 +101,13 @@ def read(
             continue
         piece, end = found
         if slices and piece.size_bytes > left_bytes:
+            piece.close()
             break
         slices.append(piece)
         next_offset, left_bytes = end, left_bytes - piece.size_bytes
         if next_offset < segment.end.next_offset:
             break  # a limit was reached within the segment
-    return TierRead(tuple(slices), next_offset)
+    return next_offset
 
 
 def _check_range(state: LogState, segments: Segments, offset: int, end_offset: int) -> None:
@@ -102,19 +131,25 @@ def _read_segment(
 
     def look_up() -> tuple[FileSlice, int] | None:
         damage = check_before_read(state, segment, from_offset=offset, wait=wait)
-        lookup = SegmentLookup(
-            segment, state.files, damage.part_at(offset) if damage else None, wait=wait
-        )
-        first = lookup.find_offset(offset)
-        if first is None or first.last_offset >= end_offset:
-            return None
-        end = None
-        if segment is state.active.segment and damage is None:
-            end = _flushed_end(state, segment, first, max_bytes=max_bytes, end_offset=end_offset)
-        if end is None:
-            end = lookup.find_end(first, max_bytes=max_bytes, end_offset=end_offset)
-        piece = FileSlice(lookup.log.file, first.position, end.size_bytes - first.position)
-        return piece, end.next_offset
+        part = damage.part_at(offset) if damage else None
+        lookup, found = SegmentLookup(segment, state.files, part, wait=wait), None
+        try:
+            first = lookup.find_offset(offset)
+            if first is None or first.last_offset >= end_offset:
+                return None
+            end = None
+            if segment is state.active.segment and damage is None:
+                end = _flushed_end(
+                    state, segment, first, max_bytes=max_bytes, end_offset=end_offset
+                )
+            if end is None:
+                end = lookup.find_end(first, max_bytes=max_bytes, end_offset=end_offset)
+            size_bytes = end.size_bytes - first.position
+            found = FileSlice(lookup.log.file, first.position, size_bytes), end.next_offset
+            return found
+        finally:
+            if found is None:  # otherwise the slice is the file's holder now
+                lookup.close()
 
     return with_index_rebuild(state, segment, look_up, wait)
 
@@ -154,8 +189,8 @@ def with_index_rebuild(
 
 
 def file_of(state: LogState, segment: Segment, wait: Wait = Wait.WAIT) -> OpenFile:
-    """A segment's `.log`. Raises as `_missing_segment_error`, CorruptBatch if the disk cannot open
-    it, and WouldBlock.
+    """A segment's `.log`; the caller closes it. Raises as `_missing_segment_error`, CorruptBatch if
+    the disk cannot open it, and WouldBlock.
     """
     try:
         with eio_as(CorruptBatch, file=segment.name(LOG)):
@@ -234,11 +269,11 @@ def _find_in_segment(
         offset = max(start_offset, segment.base_offset)
         damage = check_before_read(state, segment, from_offset=offset)
         part = damage.part_at(offset) if damage else None
-        lookup = SegmentLookup(segment, state.files, part)
-        for header in lookup.batches_from_time(timestamp, start_offset=start_offset):
-            found = _find_in_batch(state, segment, header, timestamp, start_offset)
-            if found:
-                return found
+        with closing(SegmentLookup(segment, state.files, part)) as lookup:
+            for header in lookup.batches_from_time(timestamp, start_offset=start_offset):
+                found = _find_in_batch(lookup.log, header, timestamp, start_offset)
+                if found:
+                    return found
         if damage and part is not damage.parts[-1]:
             raise damage.error()
         return None
@@ -247,9 +282,8 @@ def _find_in_segment(
 
 
 def _find_in_batch(
-    state: LogState, segment: Segment, header: BatchHeader, timestamp: int, start_offset: int
+    log: FileReader, header: BatchHeader, timestamp: int, start_offset: int
 ) -> tuple[int, int] | None:
-    log = segment.log_reader(state.files)
     batch = next(checked_batches(log, start=header.position, end=header.end_position))
     return first_at_time(
         batch.chunk, batch.header_in_chunk(), timestamp=timestamp, start_offset=start_offset

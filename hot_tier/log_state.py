@@ -27,6 +27,7 @@ from zlib import crc32
 
 from tierlog.host.disk import ClosedDisk, Disk
 from tierlog.host.durable_file import read_whole, write_durably
+from tierlog.host.file_slice import HoldsFiles
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier.active_segment import ActiveSegment
 from tierlog.hot_tier.log_config import LogConfig
@@ -378,6 +379,8 @@ def read_consistently(state: LogState, look_up: Callable[[], T], wait: Wait = Wa
         else:
             if state.swap_sequence == before:
                 return found
+            if isinstance(found, HoldsFiles):
+                found.close()
 
 
 @contextmanager

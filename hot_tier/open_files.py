@@ -1,8 +1,8 @@
 """Reading the files of logs: a bounded cache of read-only descriptors, and the cache of indexes,
 shared by all logs.
 
-* A partition of ten thousand segments must not hold ten thousand descriptors. An `OpenFile` that
-  was handed out stays open as long as anyone holds it, even if the cache drops it. Keys are path
+* A partition of ten thousand segments must not hold ten thousand descriptors. A file that
+  was handed out stays open until its holder closes it, even if the cache drops it. Keys are path
   strings: creating, hashing and comparing Path objects costs more than a look-up.
 * Repairs continue past sectors that the disk can no longer read (`zero_filling_pread`): they are
   filled with zeros, which no checksum accepts as a batch.
@@ -14,7 +14,7 @@ import errno
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -41,7 +41,9 @@ class OpenFiles:
         self.indexes = IndexCache()
 
     def open(self, path: Path | str, wait: Wait = Wait.WAIT) -> OpenFile:
-        """The file, from the cache or opened now. Raises FileNotFoundError, WouldBlock."""
+        """The file, from the cache or opened now; the caller closes it. Raises FileNotFoundError,
+        WouldBlock.
+        """
         file = self.get(path)
         if file is not None:
             return file
@@ -51,11 +53,11 @@ class OpenFiles:
         with self._lock:
             if generation != self._generation:
                 return file  # the path may name another file by now
-            self._files[str(path)] = file
-            dropped = [
-                self._files.popitem(last=False) for _ in range(len(self._files) - KEPT_OPEN_MAX)
-            ]
-        del dropped  # closed outside the lock
+            dropped = [self._files.pop(str(path), None)]  # opened by another thread meanwhile
+            self._files[str(path)] = file.share()
+            while len(self._files) > KEPT_OPEN_MAX:
+                dropped.append(self._files.popitem(last=False)[1])
+        _close_all(dropped)
         return file
 
     def reader_of(self, file: OpenFile, wait: Wait) -> FileReader:
@@ -63,21 +65,25 @@ class OpenFiles:
         return FileReader(file, self.pread if wait is Wait.WAIT else pread_nowait)
 
     def get(self, path: Path | str) -> OpenFile | None:
-        """The file, if it is in the cache."""
+        """The file, if it is in the cache; the caller closes it."""
         name = str(path)
         with self._lock:
             file = self._files.get(name)
-            if file is None:
-                return self._pinned.get(name)
-            self._files.move_to_end(name)
-            return file
+            if file is not None:
+                self._files.move_to_end(name)
+                return file.share()
+            pinned = self._pinned.get(name)
+            return None if pinned is None else pinned.share()
 
     def pin(self, path: Path | str, file: OpenFile) -> None:
-        """Make the path mean `file`, whatever is there, until its folder is invalidated."""
+        """Make the path mean `file`, whatever is there, until its folder is invalidated. The cache
+        closes it then.
+        """
         name = str(path)
         self.invalidate(name)
         with self._lock:
-            self._pinned[name] = file
+            before, self._pinned[name] = self._pinned.get(name), file
+        _close_all([before])
 
     def invalidate(self, path: Path | str) -> None:
         """The path now names another file, or none."""
@@ -85,7 +91,8 @@ class OpenFiles:
         self.indexes.invalidate(name)
         with self._lock:
             self._generation += 1
-            self._files.pop(name, None)
+            dropped = self._files.pop(name, None)
+        _close_all([dropped])
 
     def invalidate_folder(self, folder: Path) -> None:
         """The files in `folder` no longer belong to the log that had them open. Cached descriptors
@@ -96,18 +103,30 @@ class OpenFiles:
         self.indexes.clear()
         with self._lock:
             self._generation += 1
+            dropped = list(self._files.values())
             self._files.clear()
-            for name in [name for name in self._pinned if name.startswith(below)]:
-                del self._pinned[name]
+            names = [name for name in self._pinned if name.startswith(below)]
+            dropped += [self._pinned.pop(name) for name in names]
+        _close_all(dropped)
+
+
+def _close_all(files: Iterable[OpenFile | None]) -> None:
+    """Called without the lock: closing a file may take a while."""
+    for file in files:
+        if file is not None:
+            file.close()
 
 
 class FileReader:
-    """Reads of one file, which stays open as long as the reader lives."""
+    """Reads of one file, of which the reader is a holder."""
 
     __slots__ = ("_pread", "file")
 
     def __init__(self, file: OpenFile, pread: Pread = os.pread) -> None:
         self.file, self._pread = file, pread
+
+    def close(self) -> None:
+        self.file.close()
 
     @property
     def name(self) -> str:

@@ -7,6 +7,7 @@ refused, and the indexes are rebuilt.
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -151,20 +152,19 @@ class Recovery:
         )
         aborted: list[AbortedTxn] = []
         position, next_offset, reason = 0, segment.base_offset, ""
-        log = segment.log_reader(state.files)
+        size_bytes = segment.end.size_bytes
         try:
-            for piece in BatchesInOrder(
-                segment, log, size_bytes=segment.end.size_bytes, limit=limit
-            ):
-                if isinstance(piece, PlacedRun):
-                    self._add_run(builder, piece)
-                    position, next_offset = piece.end_position, piece.run.next_offset
-                    continue
-                header = piece.header
-                self._check_overlap(segment, header, limit)
-                if (abort := self._add(builder, piece)) is not None:
-                    aborted.append(abort)
-                position, next_offset = header.end_position, header.next_offset
+            with closing(segment.log_reader(state.files)) as log:
+                for piece in BatchesInOrder(segment, log, size_bytes=size_bytes, limit=limit):
+                    if isinstance(piece, PlacedRun):
+                        self._add_run(builder, piece)
+                        position, next_offset = piece.end_position, piece.run.next_offset
+                        continue
+                    header = piece.header
+                    self._check_overlap(segment, header, limit)
+                    if (abort := self._add(builder, piece)) is not None:
+                        aborted.append(abort)
+                    position, next_offset = header.end_position, header.next_offset
         except CorruptBatch as bad:
             reason = bad.detail
         self._deferred.apply_deferred()
@@ -242,17 +242,16 @@ class Recovery:
 
     def _is_damage(self, segment: Segment, place: Place, limit: int | None) -> bool:
         files, following = self._state.files, None
-        if limit is not None:
-            later = self._state.segments.items[self._state.segments.number_of(limit)]
-            following = NextSegment(later.log_reader(files), later.end.size_bytes, limit)
-        bad = BadBytes(
-            segment.log_reader(files),
-            place,
-            end=segment.end.size_bytes,
-            end_offset=segment.base_offset + MAX_RELATIVE_OFFSET + 1 if limit is None else limit,
-            following=following,
-        )
-        return bad.damaged_until() is not None
+        end_offset = segment.base_offset + MAX_RELATIVE_OFFSET + 1 if limit is None else limit
+        with ExitStack() as opened:
+            log = opened.enter_context(closing(segment.log_reader(files)))
+            if limit is not None:
+                later = self._state.segments.items[self._state.segments.number_of(limit)]
+                next_log = opened.enter_context(closing(later.log_reader(files)))
+                following = NextSegment(next_log, later.end.size_bytes, limit)
+            end = segment.end.size_bytes
+            bad = BadBytes(log, place, end=end, end_offset=end_offset, following=following)
+            return bad.damaged_until() is not None
 
     def _truncate(self, segment: Segment, position: int, *, reason: str) -> None:
         path, report = segment.path(LOG), self._report

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import NamedTuple
 
 from tierlog.hot_tier.batch_walk import CheckedBatch, LogBytes, checked_batches, one_large_batch
@@ -142,6 +142,22 @@ class SalvageScan:
         return None
 
 
+def pieces_of(
+    state: LogState, segment: Segment, *, reaches_end: bool
+) -> Iterator[CheckedBatch | LostRange]:
+    """As `SalvageScan`, of a segment up to its present end. Raises OSError."""
+    files, end = state.files, segment.end
+    file = files.open(segment.name(LOG))
+    with closing(FileReader(file, zero_filling_pread(files.pread))) as log:
+        yield from SalvageScan(
+            log,
+            size_bytes=end.size_bytes,
+            start_offset=segment.base_offset,
+            end_offset=end.next_offset,
+            reaches_end=reaches_end,
+        )
+
+
 def fill_lost_ranges(
     pieces: Iterable[CheckedBatch | LostRange], *, epoch_of: Callable[[int], int | None]
 ) -> Iterator[Compacted]:
@@ -176,20 +192,10 @@ class Salvage:
         self._state, self._reaper, self._segment = state, reaper, segment
         self._reaches_end = reaches_end
 
-    def _pieces(self) -> SalvageScan:
-        files = self._state.files
-        log = FileReader(files.open(self._segment.name(LOG)), zero_filling_pread(files.pread))
-        return SalvageScan(
-            log,
-            size_bytes=self._segment.end.size_bytes,
-            start_offset=self._segment.base_offset,
-            end_offset=self._segment.end.next_offset,
-            reaches_end=self._reaches_end,
-        )
-
     def lost_ranges(self) -> list[LostRange]:
         """What is corrupt; empty if nothing is. Raises OSError."""
-        return [piece for piece in self._pieces() if isinstance(piece, LostRange)]
+        pieces = pieces_of(self._state, self._segment, reaches_end=self._reaches_end)
+        return [piece for piece in pieces if isinstance(piece, LostRange)]
 
     def rewrite(self) -> None:
         """Replace the segment by one without the lost batches. The caller makes sure that nobody
@@ -215,5 +221,6 @@ class Salvage:
             raise disk_error(state, error) from error
 
     def _write(self, cleaned: CleanedSegment) -> None:
-        for batch in fill_lost_ranges(self._pieces(), epoch_of=self._state.epochs.epoch_of):
+        pieces = pieces_of(self._state, self._segment, reaches_end=self._reaches_end)
+        for batch in fill_lost_ranges(pieces, epoch_of=self._state.epochs.epoch_of):
             cleaned.add_batch(*batch)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -86,12 +86,15 @@ class SegmentView(NamedTuple):
 
 
 class OpenedSegment(NamedTuple):
-    """A sealed segment's bytes: `crc32c` covers all `size_bytes` of `file`."""
+    """A sealed segment's bytes: `crc32c` covers all `size_bytes` of `file`, which it holds open."""
 
     size_bytes: int
     crc32c: int
     file: OpenFile
     next_offset: int
+
+    def close(self) -> None:
+        self.file.close()
 
 
 class SegmentStats(NamedTuple):
@@ -149,8 +152,9 @@ def stats_of(state: LogState, base_offset: int) -> SegmentStats:
     count, smallest = segment.record_count, segment.min_timestamp
     if count is None or (smallest is None and count):
         size_bytes = segment.end.size_bytes
-        with eio_as(CorruptBatch, file=segment.name(LOG)):
-            count, smallest = _count(log_reader_of(state, segment), size_bytes=size_bytes)
+        log = log_reader_of(state, segment)
+        with closing(log), eio_as(CorruptBatch, file=segment.name(LOG)):
+            count, smallest = _count(log, size_bytes=size_bytes)
         if number < len(segments.items) - 1:
             segment.record_count, segment.min_timestamp = count, smallest
     return SegmentStats(count, smallest, largest_timestamp(state, segment))
@@ -193,7 +197,8 @@ def gap_after(state: LogState, segment: Segment) -> Gap | None:
     following = segment.end.next_offset
 
     def is_reached() -> bool:
-        return SegmentLookup(segment, state.files).find_offset(following - 1) is not None
+        with closing(SegmentLookup(segment, state.files)) as lookup:
+            return lookup.find_offset(following - 1) is not None
 
     try:
         with eio_as(CorruptBatch, file=segment.name(LOG)):
@@ -252,7 +257,7 @@ class SealedSegments:
         return read_consistently(self._state, lambda: self._crc32c(self._find(base_offset)))
 
     def _crc32c(self, segment: Segment) -> int:
-        file_of(self._state, segment)
+        file_of(self._state, segment).close()
         with eio_as(CorruptBatch, file=segment.name(LOG)):
             return crc32c_of_segment(self._state, segment)
 
@@ -299,7 +304,7 @@ class SealedSegments:
 
     def _check(self, segment: Segment) -> None:
         """Raises CorruptBatch, and as `file_of`."""
-        file_of(self._state, segment)
+        file_of(self._state, segment).close()
         with eio_as(CorruptBatch, file=segment.name(LOG)):
             check_whole(self._state, segment)
 

@@ -15,7 +15,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -125,14 +126,14 @@ class Segment:
         return _name(self._folder_name, self.base_offset, suffix)
 
     def log_reader(self, files: OpenFiles, wait: Wait = Wait.WAIT) -> FileReader:
-        """Raises FileNotFoundError, WouldBlock."""
+        """The caller closes it. Raises FileNotFoundError, WouldBlock."""
         # To open the active log is no wait: it was just written.
         file = files.open(self.name(LOG), Wait.WAIT if self.offsets is not None else wait)
         return files.reader_of(file, wait)
 
     def headers(
         self, files: OpenFiles, *, start: int = 0, end_offset: int | None = None
-    ) -> Iterator[BatchHeader]:
+    ) -> Generator[BatchHeader, None, None]:
         """All batch headers from the position `start`, as `headers_from` yields them, if their
         offsets are in order and below `end_offset` (default: the segment's end).
 
@@ -140,13 +141,13 @@ class Segment:
         the file and the next expected offset.
         """
         size_bytes, next_offset = self.end
-        headers = headers_from(self.log_reader(files), start, end=size_bytes)
         limit = next_offset if end_offset is None else end_offset
-        return self._in_order(
-            headers,
-            expected=None if start else self.base_offset,
-            end_offset=min(limit, self.base_offset + MAX_RELATIVE_OFFSET + 1),
-        )
+        with closing(self.log_reader(files)) as log:
+            yield from self._in_order(
+                headers_from(log, start, end=size_bytes),
+                expected=None if start else self.base_offset,
+                end_offset=min(limit, self.base_offset + MAX_RELATIVE_OFFSET + 1),
+            )
 
     def _in_order(
         self, headers: Iterator[BatchHeader], *, expected: int | None, end_offset: int
@@ -164,7 +165,8 @@ class Segment:
         """The first batch's largest timestamp, which Kafka uses as the segment's first; None if it
         is empty.
         """
-        first = next(self.headers(files), None)
+        with closing(self.headers(files)) as headers:
+            first = next(headers, None)
         return None if first is None else first.max_timestamp
 
     def relative(self, offset: int) -> int:

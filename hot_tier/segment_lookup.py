@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import chain
 from struct import Struct
 
@@ -29,7 +30,9 @@ from tierlog.record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
 
 
 class SegmentLookup:
-    """One short-lived look-up; holds the log file open. Raises FileNotFoundError when created."""
+    """One short-lived look-up; holds the log file open until it is closed. Raises FileNotFoundError
+    when created.
+    """
 
     __slots__ = ("_columns", "_end", "_files", "_segment", "_start", "_wait", "log")
 
@@ -46,6 +49,9 @@ class SegmentLookup:
         self._start, self._end = (part.start, part.end) if part else (0, segment.end)
         self.log = segment.log_reader(files, wait)
         self._columns: IndexColumns | None = None  # the offset index, if it is in memory
+
+    def close(self) -> None:
+        self.log.close()
 
     def find_offset(self, offset: int) -> BatchHeader | None:
         """The first batch that ends at or after `offset`; None past the end."""
@@ -209,18 +215,18 @@ def find_largest_timestamp(segment: Segment, files: OpenFiles) -> LargestTimesta
 
 def _check_largest(segment: Segment, largest: LargestTimestamp, files: OpenFiles) -> None:
     """A file that lost its end still has whole entries, but the last batches have later times."""
-    lookup = SegmentLookup(segment, files)
     found: BatchHeader | None = None
-    for header in lookup.last_headers():
-        if header.max_timestamp > largest.timestamp:
-            raise CorruptIndex(
-                f"timestamp {largest.timestamp} is not the largest: offset {header.last_offset} "
-                f"has {header.max_timestamp}",
-                file=segment.name(TIME_INDEX),
-            )
-        if header.base_offset <= largest.offset <= header.last_offset:
-            found = header
-    _check_time_entry(segment, largest, found or lookup.find_offset(largest.offset))
+    with closing(SegmentLookup(segment, files)) as lookup:
+        for header in lookup.last_headers():
+            if header.max_timestamp > largest.timestamp:
+                raise CorruptIndex(
+                    f"timestamp {largest.timestamp} is not the largest: offset "
+                    f"{header.last_offset} has {header.max_timestamp}",
+                    file=segment.name(TIME_INDEX),
+                )
+            if header.base_offset <= largest.offset <= header.last_offset:
+                found = header
+        _check_time_entry(segment, largest, found or lookup.find_offset(largest.offset))
 
 
 def _check_time_entry(
@@ -291,19 +297,19 @@ def _floor_in_file(
 ) -> Entry | None:
     """Look into a sealed index that is not cached, and cache it if it is used often enough."""
     generation = files.indexes.generation
-    index = files.reader_of(files.open(name, wait), wait)
-    size_bytes = os.fstat(index.file.fd).st_size
-    if size_bytes % layout.size:
-        raise CorruptIndex(f"{size_bytes} bytes are not whole entries", file=name)
-    if not files.indexes.should_cache(name, size_bytes=size_bytes):
-        count = size_bytes // layout.size
-        return _floor_on_disk(index, layout, count=count, column=column, target=target)
-    data = index.read(size_bytes, 0)
-    if len(data) < size_bytes:
-        raise CorruptIndex("the index shrank while it was read", file=name)
-    columns = IndexColumns(layout, data)
-    files.indexes.put(name, columns, generation=generation)
-    return columns.floor(column=column, target=target)
+    with closing(files.reader_of(files.open(name, wait), wait)) as index:
+        size_bytes = os.fstat(index.file.fd).st_size
+        if size_bytes % layout.size:
+            raise CorruptIndex(f"{size_bytes} bytes are not whole entries", file=name)
+        if not files.indexes.should_cache(name, size_bytes=size_bytes):
+            count = size_bytes // layout.size
+            return _floor_on_disk(index, layout, count=count, column=column, target=target)
+        data = index.read(size_bytes, 0)
+        if len(data) < size_bytes:
+            raise CorruptIndex("the index shrank while it was read", file=name)
+        columns = IndexColumns(layout, data)
+        files.indexes.put(name, columns, generation=generation)
+        return columns.floor(column=column, target=target)
 
 
 def _floor_on_disk(

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,7 +50,7 @@ from tierlog.broker.rebuilt_segment import (
 from tierlog.cold_tier.index_bundle import ParsedBundle
 from tierlog.cold_tier.ranged_reader import read_range
 from tierlog.cold_tier.segment_check import check_segment
-from tierlog.host.file_slice import FileSlice
+from tierlog.host.file_slice import pread_exactly
 from tierlog.hot_tier.batch_walk import CheckedBatch
 from tierlog.hot_tier.open_files import SECTOR_BYTES
 from tierlog.hot_tier.salvage import LostRange, SalvageScan, fill_lost_ranges
@@ -341,10 +342,10 @@ class BucketRepair:
     def _local(self, entry: SegmentEntry) -> Iterator[bytes]:
         log_, offset = self._partition.log, entry.base_offset
         if log_.first_local_offset <= offset < log_.log_start_offset:  # reads refuse such offsets
-            whole = log_.sealed.open(offset)
-            for start in range(0, whole.size_bytes, PIECE_BYTES):
-                size_bytes = min(PIECE_BYTES, whole.size_bytes - start)
-                yield FileSlice(whole.file, start, size_bytes).read()
+            with closing(log_.sealed.open(offset)) as whole:
+                for start in range(0, whole.size_bytes, PIECE_BYTES):
+                    size_bytes = min(PIECE_BYTES, whole.size_bytes - start)
+                    yield pread_exactly(whole.file, size_bytes, start)
             return
         if offset < log_.local_log_start_offset or entry.next_offset > log_.high_watermark:
             raise log_.offsets.trimmed(f"{self._partition}: offset {offset} is not on local disk")
@@ -352,7 +353,8 @@ class BucketRepair:
             read = log_.read(offset, max_bytes=PIECE_BYTES, end_offset=entry.next_offset)
             if not read.slices:
                 return
-            yield from (piece.read() for piece in read.slices)
+            with closing(read):
+                yield from (piece.read() for piece in read.slices)
             offset = read.next_offset
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
@@ -95,8 +96,9 @@ async def _page_at(
     context: Context, partition: Partition, offset: int, *, limit: int
 ) -> RecordPage:
     fetched = await context.read_batches(partition, offset, _PAGE)
-    async with context.decoding.for_page(MIB):
-        page = await context.read(_page, partition, fetched, offset=offset, limit=limit)
+    with closing(fetched):
+        async with context.decoding.for_page(MIB):
+            page = await context.read(_page, partition, fetched, offset=offset, limit=limit)
     context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=len(page.lines))
     return page
 

@@ -34,6 +34,7 @@ from tierlog.broker.broker import Broker
 from tierlog.broker.partition import Partition
 from tierlog.broker.segment_listing import SegmentBytes
 from tierlog.broker.tiered_reads import Fetched
+from tierlog.host.file_slice import HoldsFiles
 from tierlog.host.threads import Threads
 from tierlog.host.waiting import Wait, WouldBlock
 
@@ -161,12 +162,17 @@ class Context:
             record_time("encode", began_s)
 
     async def run_in(self, threads: Executor, call: Callable[[], T]) -> T:
-        """Run a call in a thread, with this request's context: its log lines carry the id."""
+        """Run a call in a thread, with this request's context: its log lines carry the id. If the
+        request is cancelled meanwhile, files that come late are closed.
+        """
         await self.immediate.until_task()
         future = threads.submit(contextvars.copy_context().run, call)
         try:
             await AllCompleted([future])
             return future.result()
+        except asyncio.CancelledError:
+            future.add_done_callback(_close_late)
+            raise
         finally:
             del future  # breaks the reference cycle with an exception's traceback
 
@@ -185,6 +191,13 @@ class Context:
     def close(self) -> None:
         for pool in self._pools:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _close_late(future: Future[Any]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        found = future.result()
+        if isinstance(found, HoldsFiles):
+            found.close()
 
 
 class ImmediateHandlers:
@@ -244,8 +257,8 @@ class AllCompleted:
 
     Has the part of asyncio's future interface (`asyncio.isfuture`) that a task uses. If the task is
     cancelled, futures that have not started are cancelled too. The futures refer to this object for
-    ever, so it drops its references to them at the end: otherwise files in a result would stay open
-    until the garbage collector runs.
+    ever, so it drops its references to them at the end: or results would stay in memory until
+    the garbage collector runs.
     """
 
     _asyncio_future_blocking = False  # asyncio's own flag: true while a task waits for this

@@ -48,7 +48,7 @@ from tierlog.api.protocol.service import (
     ResponseCutShort,
     Scope,
 )
-from tierlog.host.file_slice import FileSlice
+from tierlog.host.file_slice import FileSlice, close_all
 from tierlog.record_format.errors import FILE_LIMIT_ERRNOS, TierlogError, TooManyOpenFiles
 
 log = structlog.get_logger(__name__)
@@ -136,16 +136,18 @@ class TierlogApp(FastAPI):
 
     def response_sent(self, scope: Scope, *, unsent: tuple[FileSlice, ...]) -> None:
         """The head was sent, and the body except `unsent`, which `__call__` is to send."""
-        # Removed from the scope, which lives as long as the connection: files would stay open.
+        # Removed from the scope, which lives as long as the connection.
         started: StartedRequest = scope.pop(_STARTED)
         exchange, response = started.exchange, started.response
         assert isinstance(response, Response | FileResponse), "only these are sent without a task"
         exchange.head_sent = True
         if unsent:
             assert isinstance(response, FileResponse), "bytes in memory are sent as a whole"
+            close_all(response.slices[: len(response.slices) - len(unsent)])
             started.response = response._replace(slices=unsent)
             scope[_STARTED] = started
         else:
+            response.close()
             self._finish(exchange, str(response.status))
 
     def _start(self, scope: Scope) -> StartedRequest:
@@ -175,7 +177,7 @@ class TierlogApp(FastAPI):
 
     async def _serve(self, started: StartedRequest) -> None:
         metrics, exchange = self.context.metrics, started.exchange
-        status = "500"
+        status, response = "500", None
         metrics.in_progress.inc()
         try:
             response = await self._respond(started)
@@ -184,6 +186,8 @@ class TierlogApp(FastAPI):
         except ClientDisconnected:
             status = "gone"
         finally:
+            if response is not None:
+                response.close()
             self.context.unsent.release(exchange)
             metrics.in_progress.dec()
             self._finish(exchange, status)

@@ -189,5 +189,4 @@ class _UnnamedFile(OpenFile):
     __slots__ = ()
 
     def __init__(self, fd: int) -> None:
-        self.fd, self.name = -1, "an unsent response"
-        self.fd = os.dup(fd)
+        self._hold(os.dup(fd), "an unsent response")

@@ -4,12 +4,13 @@
   held in memory as a whole.
 * Except for streams, a head is sent only once the length of the body is known.
 * A HEAD request gets the same head without the body.
+* A response owns the files that it is sent from: whoever sends it, or drops it, closes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from typing import Final, NamedTuple
 
 import msgspec
@@ -17,7 +18,7 @@ import msgspec
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.problems import HeaderList
 from tierlog.api.protocol.asgi_cycle import SEND_FILE
-from tierlog.host.file_slice import FileSlice
+from tierlog.host.file_slice import FileSlice, OpenFile, close_all
 
 SMALL_BYTES: Final = 256 << 10  # most of this fits into the socket's send buffer
 JSON: Final = (b"content-type", b"application/json")
@@ -36,6 +37,9 @@ class Response(NamedTuple):
     def size_bytes(self) -> int:
         return len(self.body)
 
+    def close(self) -> None:
+        """Nothing is open."""
+
 
 class FileResponse(NamedTuple):
     """A body in files."""
@@ -48,14 +52,23 @@ class FileResponse(NamedTuple):
     def size_bytes(self) -> int:
         return sum([piece.size_bytes for piece in self.slices])
 
+    def close(self) -> None:
+        close_all(self.slices)
+
 
 class WindowedResponse(NamedTuple):
-    """A body in files whose slices become available window by window, `size_bytes` in all."""
+    """A body in files whose slices become available one by one, `size_bytes` in all: `ready` is
+    there already, and whoever takes one from `slices` closes it.
+    """
 
     status: int
     headers: HeaderList
     size_bytes: int
-    windows: AsyncGenerator[tuple[FileSlice, ...], None]
+    ready: list[FileSlice]
+    slices: AsyncGenerator[FileSlice, None]
+
+    def close(self) -> None:
+        close_all(self.ready)
 
 
 class StreamResponse(NamedTuple):
@@ -63,6 +76,11 @@ class StreamResponse(NamedTuple):
 
     headers: HeaderList
     parts: AsyncGenerator[bytes, None]
+    files: tuple[OpenFile, ...] = ()
+
+    def close(self) -> None:
+        for file in self.files:
+            file.close()
 
 
 AnyResponse = Response | FileResponse | WindowedResponse | StreamResponse
@@ -134,16 +152,16 @@ async def _send_files(exchange: Exchange, response: FileResponse) -> None:
 
 
 async def _send_windows(exchange: Exchange, response: WindowedResponse) -> None:
-    async with aclosing(response.windows) as windows:
+    async with aclosing(response.slices) as slices:
         left = response.size_bytes
         await _send_head(exchange, response.status, response.headers, content_length=left)
         if not left or exchange.method == "HEAD":
             await exchange.send(_END)
             return
-        async for slices in windows:
-            left -= sum(piece.size_bytes for piece in slices)
-            await _send_slices(exchange, slices, is_last=not left)
-            del slices  # released before waiting for the next window
+        async for piece in slices:
+            with closing(piece):
+                left -= piece.size_bytes
+                await _send_slices(exchange, (piece,), is_last=not left)
 
 
 async def _send_slices(exchange: Exchange, slices: Sequence[FileSlice], *, is_last: bool) -> None:

@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
@@ -209,7 +210,8 @@ def read(
             fetched = partition.read(offset, max_bytes=limit, committed=committed)
         if fetched.next_offset <= offset:
             raise Wrong(f"a fetch of {offset} below {end_offset} does not advance")
-        found += [record for record in _records(fetched) if record.offset >= offset]
+        with closing(fetched):
+            found += [record for record in _records(fetched) if record.offset >= offset]
         offset = fetched.next_offset
     return found
 

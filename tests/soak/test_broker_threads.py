@@ -11,7 +11,7 @@ import random
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import NamedTuple
 
 import pytest
@@ -98,7 +98,8 @@ def read(partition: Partition, offset: int, *, max_bytes: int = 8192) -> Page:
     fetched = at_once(partition.read, offset, max_bytes=max_bytes)
     if fetched is None:
         fetched = partition.read(offset, max_bytes=max_bytes)
-    data = b"".join(piece.read() for piece in fetched.slices)
+    with closing(fetched):
+        data = b"".join(piece.read() for piece in fetched.slices)
     records = list(iter_records(data, from_offset=offset))
     return Page(records, fetched.next_offset, fetched.high_watermark)
 
@@ -270,8 +271,11 @@ class Workload:
         found = at_once(open_segment, partition, base_offset) or open_segment(
             partition, base_offset
         )
-        slices = slices_of(partition, found, start=0, end=found.size_bytes)
-        data = b"".join(piece.read() for piece in slices)
+        data = b""
+        with closing(found):
+            for piece in slices_of(partition, found, start=0, end=found.size_bytes):
+                with closing(piece):
+                    data += piece.read()
         assert len(data) == found.size_bytes
         if found.etag is not None:
             assert found.etag.endswith(f'-{crc32c_of(data):08x}"')

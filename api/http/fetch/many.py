@@ -133,10 +133,20 @@ async def fetch_many(context: Context, exchange: Exchange) -> AnyResponse:
     with LongPoll(context.waiting, exchange, wait_ms=request.wait_ms) as poll:
         fetches = await _read_all(context, fetches, request)
         while not poll.over and not _is_enough(fetches, request):
+            _close(fetches)  # they are read again
             await poll.wait(_awaited_offsets(fetches))
             await context.access.recheck(exchange)
             fetches = await _read_all(context, fetches, request)
-    return await _response(context, exchange, fetches, request)
+    try:
+        return await _response(context, exchange, fetches, request)
+    finally:
+        _close(fetches)
+
+
+def _close(fetches: Sequence[Fetch]) -> None:
+    for fetch in fetches:
+        if isinstance(fetch, PartitionFetch) and fetch.fetched is not None:
+            fetch.fetched.close()
 
 
 async def _resolve(
@@ -157,9 +167,20 @@ async def _resolve(
 
 
 async def _read_all(context: Context, fetches: Sequence[Fetch], request: FetchMany) -> list[Fetch]:
+    done: list[Fetch] = []
+    try:
+        await _read_each(context, fetches, done, request)
+    except BaseException:
+        _close(done)
+        raise
+    return done
+
+
+async def _read_each(
+    context: Context, fetches: Sequence[Fetch], done: list[Fetch], request: FetchMany
+) -> None:
     bytes_left, store_wait_s = request.max_bytes, 0.0
     store_error: TierlogError | None = None
-    done: list[Fetch] = []
     for fetch in fetches:
         if isinstance(fetch, FailedFetch) or _has_nothing_new(fetch):
             done.append(fetch)
@@ -174,7 +195,6 @@ async def _read_all(context: Context, fetches: Sequence[Fetch], request: FetchMa
             store_wait_s += time.monotonic() - began_s
             if store_wait_s > STORE_WAIT_MAX_S:
                 store_error = _not_tried(read.error)
-    return done
 
 
 def _has_nothing_new(fetch: PartitionFetch) -> bool:
@@ -238,7 +258,7 @@ def _needs_store(fetch: PartitionFetch) -> bool:
     if not is_cold:
         return False
     try:
-        partition.read(offset, max_bytes=1, wait=Wait.NEVER)
+        partition.read(offset, max_bytes=1, wait=Wait.NEVER).close()
     except WouldBlock:
         return True
     return False

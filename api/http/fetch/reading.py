@@ -169,10 +169,11 @@ async def compute_text(
 
 
 def text_response(context: Context, headers: HeaderList, parts: Sequence[Part]) -> AnyResponse:
-    """A response of these parts, streamed if one of them is large."""
+    """A response of these parts, streamed if one of them is large: then it holds its file."""
     if all(isinstance(part, bytes) for part in parts):
         return Response(200, headers, b"".join(cast("Sequence[bytes]", parts)))
-    return StreamResponse(headers, _stream(context, parts))
+    files = tuple(part.record.file.share() for part in parts if not isinstance(part, bytes))
+    return StreamResponse(headers, _stream(context, parts), files)
 
 
 async def _stream(context: Context, parts: Iterable[Part]) -> AsyncGenerator[bytes, None]:

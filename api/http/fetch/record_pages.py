@@ -351,8 +351,9 @@ def chunks_of(page: Page) -> Iterator[Columns]:
 def filter_batches(fetched: Fetched, *, offset: int, max_records: int | None) -> Fetched:
     """Keep whole batches with at most `max_records` records from `offset` on, but at least one.
 
-    Aborted batches are removed. A corrupt header ends the fetch before it; if nothing precedes it,
-    raises CorruptBatch. Reads files, so it may block.
+    Aborted batches are removed; what is left holds its files too, and the caller closes both. A
+    corrupt header ends the fetch before it; if nothing precedes it, raises CorruptBatch. Reads
+    files, so it may block.
     """
     kept: list[FileSlice] = []
     records, next_offset = 0, offset
@@ -372,7 +373,8 @@ def filter_batches(fetched: Fetched, *, offset: int, max_records: int | None) ->
     except CorruptBatch:
         if not kept:
             raise
-    return fetched._replace(slices=tuple(_merged(kept)), next_offset=next_offset)
+    slices = tuple(piece._replace(file=piece.file.share()) for piece in _merged(kept))
+    return fetched._replace(slices=slices, next_offset=next_offset)
 
 
 def _whole_batches(fetched: Fetched) -> Iterator[tuple[BatchHeader, FileSlice]]:

@@ -8,6 +8,7 @@ never sends wrong bytes. Files that are open, or in the chunk cache, are sent wi
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import closing
 from functools import partial
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ from tierlog.api.http.problems import HeaderList, PreconditionFailed
 from tierlog.api.http.responses import AnyResponse, FileResponse, Response, WindowedResponse
 from tierlog.broker.partition import Partition
 from tierlog.broker.segment_listing import SegmentBytes, open_segment, slices_of
-from tierlog.host.file_slice import FileSlice
+from tierlog.host.file_slice import FileSlice, close_all
 from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.record_format.errors import UnknownSegment
 
@@ -54,37 +55,56 @@ async def get_segment(context: Context, exchange: Exchange) -> AnyResponse:
     segment = await context.read_partition(
         partition, base_offset, partial(open_segment, partition, base_offset)
     )
-    selection = _select(exchange, request, segment)
-    if isinstance(selection, Response):
-        return selection
-    _count_fetched(context, exchange, segment, selection.range)
-    start, end, _ = selection.range
-    slices = partial(slices_of, partition, segment, start=start, end=end)
+    with closing(segment):
+        selection = _select(exchange, request, segment)
+        if isinstance(selection, Response):
+            return selection
+        _count_fetched(context, exchange, segment, selection.range)
+        start, end, _ = selection.range
+        slices = partial(slices_of, partition, segment, start=start, end=end)
+        try:
+            there = _all_of(slices(wait=Wait.NEVER))
+        except WouldBlock:
+            return await _windowed(context, exchange, request, selection, slices(wait=Wait.WAIT))
+        return FileResponse(selection.status, selection.headers, there)
+
+
+def _all_of(slices: Iterator[FileSlice]) -> tuple[FileSlice, ...]:
+    found: list[FileSlice] = []
     try:
-        there = tuple(slices(wait=Wait.NEVER))
-    except WouldBlock:
-        windows = await _windows(context, exchange, request, slices(wait=Wait.WAIT))
-        return WindowedResponse(selection.status, selection.headers, end - start, windows)
-    return FileResponse(selection.status, selection.headers, there)
+        found.extend(slices)
+    except BaseException:
+        close_all(found)
+        raise
+    return tuple(found)
 
 
-async def _windows(
-    context: Context, exchange: Exchange, request: _SegmentRequest, slices: Iterator[FileSlice]
-) -> AsyncGenerator[tuple[FileSlice, ...], None]:
-    next_slice = partial(next, slices, None)
-    first = None
+async def _windowed(
+    context: Context,
+    exchange: Exchange,
+    request: _SegmentRequest,
+    selection: _Selection,
+    slices: Iterator[FileSlice],
+) -> WindowedResponse:
+    ready: list[FileSlice] = []
+
+    async def fetch_next() -> None:
+        """One at a time: each takes space in the cache until it is sent."""
+        found = await context.read_at(
+            request.partition, request.base_offset, partial(next, slices, None)
+        )
+        if found is not None:
+            ready.append(found)
+
+    async def in_turn() -> AsyncGenerator[FileSlice, None]:
+        while ready:
+            yield ready.pop()
+            await fetch_next()
+
     if exchange.method != "HEAD":  # which needs no byte of the segment
-        first = await context.read_at(request.partition, request.base_offset, next_slice)
-
-    async def windows(
-        following: FileSlice | None,
-    ) -> AsyncGenerator[tuple[FileSlice, ...], None]:
-        while following is not None:
-            yield (following,)
-            following = None  # released before waiting for the next
-            following = await context.read_at(request.partition, request.base_offset, next_slice)
-
-    return windows(first)
+        await fetch_next()
+    start, end, _ = selection.range
+    return WindowedResponse(selection.status, selection.headers, end - start, ready, in_turn())
 
 
 def _parse(context: Context, exchange: Exchange) -> _SegmentRequest:

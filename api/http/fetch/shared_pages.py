@@ -30,12 +30,15 @@ Key = tuple[object, ...]
 
 
 class RenderedPage(NamedTuple):
-    """Records encoded as the key says, and the offset after them."""
+    """Records encoded as the key says, and the offset after them. `needs_files`: of a large record,
+    whose text is read while it is sent, from the files of this request: it is not shared.
+    """
 
     content: Any
     next_offset: int
     size_bytes: int
     records: int
+    needs_files: bool = False
 
 
 class PendingPage:
@@ -80,10 +83,10 @@ class SharedPages:
             if pending is None:
                 return await self._rendered(key, render)
             await pending.done.wait()
-            if pending.page is not None:
+            if pending.page is not None and not pending.page.needs_files:
                 self._hits.inc()
                 return pending.page
-            # The other request failed, perhaps for reasons of its own: try again.
+            # The other request failed, perhaps for reasons of its own, or its page is its own.
 
     def _cached(self, key: Key) -> RenderedPage | None:
         page = self._pages.get(key)
@@ -104,7 +107,7 @@ class SharedPages:
         return page
 
     def _add(self, key: Key, page: RenderedPage) -> None:
-        if page.size_bytes > PAGE_MAX_BYTES or key in self._pages:
+        if page.needs_files or page.size_bytes > PAGE_MAX_BYTES or key in self._pages:
             return
         self._pages[key] = page
         self.size_bytes += page.size_bytes + KEY_BYTES

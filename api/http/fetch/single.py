@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from typing import Annotated, Final, NamedTuple
 
@@ -128,10 +129,7 @@ async def fetch(context: Context, exchange: Exchange) -> AnyResponse:
     result = await _read_first(context, partition, position, few)
     if few.wait_ms:
         result = await _enough(context, exchange, position, few, result)
-    page = await _shared_page(context, result, few, form)
-    if _is_cut_short(result, page, few, query):
-        result, page = await _more(context, result, page, query, form)
-    return _records_response(context, result, page, form)
+    return await _text_response(context, result, few, query, form)
 
 
 def _parse(exchange: Exchange) -> tuple[Position, FetchQuery]:
@@ -150,16 +148,13 @@ def _is_cut_short(
     return too_few and page.next_offset < result.fetched.end_offset
 
 
-async def _more(
-    context: Context, result: ReadResult, page: RenderedPage, query: FetchQuery, form: str
-) -> tuple[ReadResult, RenderedPage]:
-    """Read again, with the whole `max_bytes`."""
+async def _read_more(context: Context, result: ReadResult, query: FetchQuery) -> ReadResult | None:
+    """Read again, with the whole `max_bytes`; None if that was trimmed meanwhile."""
     try:
         fetched = await context.read_batches(result.partition, result.offset, query)
     except OffsetTrimmed:
-        return result, page  # respond with what was read first
-    result = result._replace(fetched=fetched)
-    return result, await _shared_page(context, result, query, form)
+        return None
+    return result._replace(fetched=fetched)
 
 
 async def _enough(
@@ -169,13 +164,16 @@ async def _enough(
     query: FetchQuery,
     result: ReadResult,
 ) -> ReadResult:
-    """The result once it is enough, or what there is after `wait_ms`."""
+    """The result once it is enough, or what there is after `wait_ms`. What is not enough is closed:
+    it is read again after a wait.
+    """
     if _is_enough(result, query):
         return result
     await context.immediate.until_task()
     partition = result.partition
     with LongPoll(context.waiting, exchange, wait_ms=query.wait_ms) as poll:
         while not poll.over and not _is_enough(result, query):
+            result.fetched.close()
             await poll.wait([AwaitedOffset(partition, result.fetched.high_watermark)])
             await context.access.recheck(exchange)
             if position.timestamp >= 0 and not result.fetched.slices:
@@ -251,9 +249,10 @@ async def _filtered_batches_response(
 ) -> FileResponse:
     fetched, limit = result.fetched, query.record_limit
     if limit is not None or fetched.aborted:
-        fetched = await context.read(
-            filter_batches, fetched, offset=result.offset, max_records=limit
-        )
+        with closing(fetched):
+            fetched = await context.read(
+                filter_batches, fetched, offset=result.offset, max_records=limit
+            )
         result = result._replace(fetched=fetched)
     return _batches_response(context, exchange, result)
 
@@ -267,6 +266,21 @@ def _batches_response(context: Context, exchange: Exchange, result: ReadResult) 
     headers = _headers(partition, fetched, next_offset=next_offset)
     headers.append(_RAW)
     return FileResponse(200, headers, fetched.slices)
+
+
+async def _text_response(
+    context: Context, result: ReadResult, few: FetchQuery, query: FetchQuery, form: str
+) -> AnyResponse:
+    with closing(result.fetched):
+        page = await _shared_page(context, result, few, form)
+        more = None
+        if _is_cut_short(result, page, few, query):
+            more = await _read_more(context, result, query)
+        if more is None:
+            return _records_response(context, result, page, form)
+    with closing(more.fetched):
+        page = await _shared_page(context, more, query, form)
+        return _records_response(context, more, page, form)
 
 
 def _records_response(
@@ -317,7 +331,9 @@ def _render(result: ReadResult, query: FetchQuery, form: str, wait: Wait) -> Ren
     else:
         number = result.partition.number
         text = record_json.write_lines(page, partition=number, encoding=query.encoding)
-    return RenderedPage(text.parts, text.next_offset, text.size_bytes, text.records)
+    return RenderedPage(
+        text.parts, text.next_offset, text.size_bytes, text.records, page.large is not None
+    )
 
 
 def json_object(

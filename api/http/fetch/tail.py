@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from functools import partial
 from typing import Annotated, Final
 
@@ -117,21 +117,22 @@ class Tail:
             if is_still_at_end(partition, offset, high_watermark=seen):
                 continue
             fetched = await self._context.read_batches(partition, offset, self._query)
-            self._high_watermarks[partition] = fetched.high_watermark
-            if fetched.slices:
-                page = await self._page(partition, fetched, offset)
-                for part in self._parts(partition, page):
-                    if isinstance(part, bytes):
-                        yield part
-                        await asyncio.sleep(0)
-                        continue
-                    async with aclosing(stream_text(self._context, part)) as pieces:
-                        async for piece in pieces:
-                            yield piece
-                self.next_offsets[partition] = page.next_offset
-            else:  # there may be a gap up to the end
-                self.next_offsets[partition] = max(offset, fetched.next_offset)
-            self.at_end = self.at_end and self.next_offsets[partition] >= fetched.end_offset
+            with closing(fetched):
+                self._high_watermarks[partition] = fetched.high_watermark
+                if fetched.slices:
+                    page = await self._page(partition, fetched, offset)
+                    for part in self._parts(partition, page):
+                        if isinstance(part, bytes):
+                            yield part
+                            await asyncio.sleep(0)
+                            continue
+                        async with aclosing(stream_text(self._context, part)) as pieces:
+                            async for piece in pieces:
+                                yield piece
+                    self.next_offsets[partition] = page.next_offset
+                else:  # there may be a gap up to the end
+                    self.next_offsets[partition] = max(offset, fetched.next_offset)
+                self.at_end = self.at_end and self.next_offsets[partition] >= fetched.end_offset
 
     async def _page(self, partition: Partition, fetched: Fetched, offset: int) -> RenderedPage:
         query = self._query
@@ -188,7 +189,8 @@ class Tail:
         content: Sequence[object] = lines
         if not self._whole_topic:
             content = _events(lines)
-        return RenderedPage(content, page.next_offset, size_bytes, len(lines))
+        needs_files = page.large is not None
+        return RenderedPage(content, page.next_offset, size_bytes, len(lines), needs_files)
 
     def awaited_offsets(self) -> list[AwaitedOffset]:
         """The high watermarks up to which everything has been sent."""

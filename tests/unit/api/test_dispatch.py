@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,13 +23,6 @@ from tierlog.record_format.errors import InvalidRequest
 
 async def receive() -> Any:
     raise NotImplementedError
-
-
-@pytest.fixture
-def without_gc() -> Iterator[None]:
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.fixture
@@ -71,22 +63,19 @@ def holders_of(path: Path) -> int:
     return sum(os.path.realpath(link) == str(path) for link in links.iterdir())
 
 
-def test_files_of_an_immediate_response_are_released_while_the_connection_stays_open(
-    path, without_gc
-):
+def test_files_of_an_immediate_response_are_released_while_the_connection_stays_open(path):
     app = app_of(lambda: FileResponse(200, [], (FileSlice(OpenFile(path), 0, 10),)))
     kept = scope()  # by the protocol, until another request comes
     response = app.try_respond(kept)
     assert response is not None
     app.response_sent(kept, unsent=())
-    del response
     assert holders_of(path) == 0
 
 
-def test_an_error_response_keeps_no_file_open(path, without_gc):
+def test_an_error_response_keeps_no_file_open(path):
     def respond() -> None:
-        opened = OpenFile(path)
-        raise InvalidRequest(f"{opened.name} is not for you")
+        with closing(OpenFile(path)) as opened:
+            raise InvalidRequest(f"{opened.name} is not for you")
 
     app, kept = app_of(respond), scope()
     response = app.try_respond(kept)

@@ -26,14 +26,26 @@ def ref(number, unique="seg"):
 
 
 def fill(cache, number, unique="seg", *, read=True):
+    opened(cache, number, unique, read=read).close()
+
+
+def is_found(cache, chunk):
+    found = cache.lookup(chunk)
+    if found is not None:
+        found.close()
+    return found is not None
+
+
+def opened(cache, number, unique="seg", *, read=True):
+    """A filled chunk, whose file the caller closes."""
     chunk = ref(number, unique)
     cache.reserve(SIZE)
     temp = cache.new_temp_path()
     temp.write_bytes(body_of(number, unique))
-    opened = cache.publish(chunk, temp)
+    handle = cache.publish(chunk, temp)
     if read:
         cache.mark_read(chunk)
-    return opened
+    return handle
 
 
 def make(folder, chunks=4):
@@ -77,19 +89,18 @@ def test_a_cancelled_reservation_frees_its_space(tmp_path):
 
 def test_open_chunks_are_not_evicted_and_a_full_cache_raises(tmp_path):
     cache = make(tmp_path, chunks=2)
-    opened_chunks = [fill(cache, 0), fill(cache, 1)]
+    opened_chunks = [opened(cache, 0), opened(cache, 1)]
     with pytest.raises(Throttled):
         cache.reserve(SIZE)
     assert (tmp_path / "seg" / "0").exists()
-    opened_chunks.pop()
+    opened_chunks.pop().close()
     cache.reserve(SIZE)
     assert cache.usage().chunks == 1
 
 
 def test_a_waiting_fill_continues_when_a_reader_closes_its_chunk(tmp_path):
     cache = make(tmp_path, chunks=1)
-    opened_chunks = [fill(cache, 0)]
-    threading.Timer(0.1, opened_chunks.clear).start()
+    threading.Timer(0.1, opened(cache, 0).close).start()
     cache.reserve(SIZE, wait_s=10)
     assert cache.usage().reserved_bytes == SIZE
 
@@ -97,27 +108,27 @@ def test_a_waiting_fill_continues_when_a_reader_closes_its_chunk(tmp_path):
 @pytest.mark.parametrize("limit_bytes", [0, SIZE - 1])
 def test_a_chunk_larger_than_the_cache_has_it_to_itself(tmp_path, limit_bytes):
     cache = ChunkCache(tmp_path, limit_bytes=limit_bytes)
-    opened_chunks = fill(cache, 0)
+    opened_chunk = opened(cache, 0)
     with pytest.raises(Throttled):
         cache.reserve(SIZE)
-    del opened_chunks
-    assert os.pread(fill(cache, 1).fd, SIZE, 0) == body_of(1)
+    opened_chunk.close()
+    assert os.pread(opened(cache, 1).fd, SIZE, 0) == body_of(1)
     usage = cache.usage()
     assert (usage.chunks, usage.cached_bytes) == (1, SIZE)
 
 
 def test_a_chunk_dropped_while_open_counts_until_it_is_closed(tmp_path):
     cache = make(tmp_path, chunks=2)
-    opened_chunks = fill(cache, 0)
+    opened_chunk = opened(cache, 0)
     (tmp_path / "seg" / "0").write_bytes(bytes(SIZE))
-    opened_chunks.report_corrupt()
+    opened_chunk.report_corrupt()
     assert cache.lookup(ref(0)) is None
     assert cache.usage().lingering_bytes == SIZE
     fill(cache, 1)
     with pytest.raises(Throttled):
         cache.reserve(2 * SIZE)
     assert cache.usage().chunks == 1, "nothing is evicted if that would not be enough"
-    del opened_chunks
+    opened_chunk.close()
     assert cache.usage().lingering_bytes == 0
     cache.reserve(2 * SIZE)
 
@@ -143,7 +154,7 @@ def test_a_folder_deleted_with_its_last_chunk_does_not_break_a_fill(tmp_path, mo
         mkdir(self, *args, **options)
 
     monkeypatch.setattr(Path, "mkdir", deleted_during_mkdir)
-    assert os.pread(fill(cache, 0).fd, SIZE, 0) == body_of(0)
+    assert os.pread(opened(cache, 0).fd, SIZE, 0) == body_of(0)
     assert gone
 
 
@@ -152,7 +163,7 @@ def test_a_missing_folder_is_recreated(tmp_path):
     fill(cache, 0)
     shutil.rmtree(tmp_path / "cache")
     assert cache.lookup(ref(0)) is None
-    assert os.pread(fill(cache, 0).fd, SIZE, 0) == body_of(0)
+    assert os.pread(opened(cache, 0).fd, SIZE, 0) == body_of(0)
     chunk, temp = ref(1), cache.new_temp_path()
     cache.reserve(SIZE)
     temp.write_bytes(body_of(1))
@@ -197,7 +208,7 @@ def test_a_scan_does_not_evict_frequently_read_chunks(tmp_path):
     cache = make(tmp_path, chunks=20)
     for round_number in range(3):
         for number in range(4):
-            if cache.lookup(ref(number, "hot")) is None:
+            if not is_found(cache, ref(number, "hot")):
                 fill(cache, number, "hot")
         for number in range(15):
             fill(cache, round_number * 100 + number, "warm")
@@ -211,7 +222,7 @@ def test_a_repeated_scan_larger_than_the_cache_gets_some_hits(tmp_path):
     hits = 0
     for _ in range(4):
         for number in range(75):
-            if cache.lookup(ref(number)) is not None:
+            if is_found(cache, ref(number)):
                 hits += 1
             else:
                 fill(cache, number)
@@ -231,7 +242,9 @@ def test_unread_prefetched_chunks_do_not_fill_the_cache(tmp_path):
 
 def test_shrink_evicts_closed_chunks(tmp_path):
     cache = make(tmp_path, chunks=8)
-    opened_chunks = [fill(cache, number) for number in range(8)][:2]
+    opened_chunks = [opened(cache, number) for number in range(2)]
+    for number in range(2, 8):
+        fill(cache, number)
     assert cache.shrink(3 * SIZE) == 3 * SIZE
     assert cache.shrink(100 * SIZE) == 3 * SIZE
     assert cache.usage().chunks == len(opened_chunks)
@@ -256,11 +269,11 @@ def test_concurrent_use_leaves_the_accounting_consistent(tmp_path):
             found = cache.lookup(ref(number))
             if found is None:
                 try:
-                    found = fill(cache, number)
+                    found = opened(cache, number)
                 except Throttled:
                     continue
             assert os.pread(found.fd, SIZE, 0) == body_of(number)
-            del found
+            found.close()
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
