@@ -26,7 +26,7 @@ help:
 	@echo "make check    format, lint, types, the directions between the rooms, known vulnerabilities"
 	@echo "make s3       a real S3 server on this machine, without Docker"
 	@echo "make bench    the figures"
-	@echo "make docs     the reference in docs/, out of the code's own tables, and the site, in build/html"
+	@echo "make docs     the reference in docs/, out of the code's own tables, and the site, in .cache/site/html"
 	@echo "make recording  the terminal in docs/pictures, by a run of the commands"
 	@echo "make lock     the newest versions of what the image and a release's SBOM install"
 	@echo "make release  wheel, sdist, SBOM, notes and checksums in dist/; uploads nothing"

@@ -1,4 +1,4 @@
-"""Build the documentation site: `make docs`, into build/html.
+"""Build the documentation site: `make docs`, into .cache/site/html.
 
     python docs/site.py
 
@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 flowchart = runpy.run_path(str(ROOT / "docs" / "pictures.py"))["flowchart"]
-BUILD = ROOT / "build"
+BUILD = ROOT / ".cache" / "site"
 SOURCES = ("docs/**/*", "*.md", "bench/README.md", "localstack/README.md")
 EXAMPLES = ("examples/README.md", "examples/*/*")
 NO_PAGES = {".py", ".pyc", ".toml"}
@@ -43,6 +43,8 @@ SECTIONS = {
     "Examples": ["examples/README.md", "examples/*/README.md"],
     "Operate": [
         "docs/guides/running.md",
+        "docs/guides/containers.md",
+        "docs/guides/kubernetes.md",
         "docs/guides/sizing.md",
         "docs/guides/keeping-records.md",
         "docs/security.md",
