@@ -1,11 +1,14 @@
 """Properties of the compose files that need no container engine."""
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.fakes.command_line import ROOT
+from tests.fakes.tools import find_program
 
 WATCHED = ROOT / "deploy/compose/compose.yaml"
 FILES = [WATCHED, ROOT / "localstack/compose.localstack.yaml"]
@@ -65,6 +68,16 @@ def test_prometheus_and_grafana_are_given_what_they_name():
         "datasources"
     ]
     assert source["url"].removeprefix("http://").partition(":")[0] in services
+
+
+def test_prometheus_itself_accepts_its_configuration_and_our_alerts(tmp_path):
+    promtool = find_program("promtool")
+    shutil.copy(ROOT / "docs/grafana/alerts.yaml", tmp_path)
+    configuration = (WATCHED.parent / "prometheus.yaml").read_text()
+    (tmp_path / "prometheus.yaml").write_text(configuration.replace("/etc/prometheus", "."))
+    command = [promtool, "check", "config", tmp_path / "prometheus.yaml"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def targets_of(service):

@@ -1,7 +1,5 @@
 """The chart: what helm makes of it, against Kubernetes' schemas of the oldest and a new version."""
 
-import os
-import shutil
 import subprocess
 
 import pytest
@@ -9,6 +7,7 @@ import yaml
 
 import tierlog
 from tests.fakes.command_line import ROOT
+from tests.fakes.tools import find_program
 
 CHART = ROOT / "deploy/helm/tierlog"
 KUBERNETES = ("1.25.0", "1.34.0")
@@ -27,17 +26,10 @@ ALL = (
 )
 
 
-def program(name):
-    path = f"{ROOT / '.cache/deploy'}{os.pathsep}{os.environ['PATH']}"
-    if (found := shutil.which(name, path=path)) is None:
-        pytest.skip(f"needs {name}")
-    return found
-
-
 def helm(*arguments, values=NEEDED):
     settings = [part for value in values for part in ("--set", value)]
     return subprocess.run(
-        [program("helm"), *arguments, *settings], check=False, capture_output=True, text=True
+        [find_program("helm"), *arguments, *settings], check=False, capture_output=True, text=True
     )
 
 

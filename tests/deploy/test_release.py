@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import tomllib
+import zipfile
 from importlib.metadata import version
 
 import pytest
@@ -48,6 +49,18 @@ def test_the_same_files_give_the_same_bytes(artefacts):
 
 def test_the_artefacts_pass_the_checks_of_an_upload(artefacts):
     release.check(artefacts[0])
+
+
+def test_the_wheel_has_types_and_the_licence_of_all_that_is_in_it(artefacts):
+    with zipfile.ZipFile(artefacts[0][0]) as archive:
+        names = set(archive.namelist())
+    assert {"tierlog/py.typed", "pyspark_tierlog/py.typed"} <= names
+    licences = f"tierlog-{tierlog.__version__}.dist-info/licenses"
+    static = {name for name in names if name.endswith(".LICENSE.txt") and "/static/" in name}
+    assert len(static) > 1
+    for name in static - {one for one in static if one.startswith(licences)}:
+        assert f"{licences}/{name.removeprefix('tierlog/')}" in names
+    assert f"{licences}/LICENSE" in names
 
 
 def test_the_version_has_one_place():
