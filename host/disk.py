@@ -3,18 +3,21 @@
 * Nothing in this package writes, syncs, renames or unlinks except through a `Disk`.
 * Errors stay OSError here. The log maps them: a full disk refuses the write, anything else takes
   the log offline.
+* Connections and readers may use up the descriptors. A file that cannot be opened for a sync would
+  then take its log offline until a restart, though the disk is fine: some are held in reserve.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
 from tierlog.host.medium import sync_all, sync_bytes
-from tierlog.host.spare_descriptors import SpareDescriptors
 from tierlog.record_format.batch import Buffer
 from tierlog.record_format.errors import FILE_LIMIT_ERRNOS, DiskFull, disk_full_error
 
@@ -22,6 +25,45 @@ IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX")) if os.sysconf("SC_IOV_MAX") > 0 el
 # No space or no descriptor left: the call did nothing, and may succeed later.
 DISK_FULL_ERRNOS = FILE_LIMIT_ERRNOS | {errno.ENOSPC, errno.EDQUOT}
 DISK_FULL_RETRY_S: Final = 5.0
+
+
+class SpareDescriptors:
+    """Thread-safe; one per process."""
+
+    COUNT: Final = 16  # other threads may take a released one first
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: list[int] = []
+        self._take()
+
+    @contextmanager
+    def opened(self, path: Path, flags: int) -> Iterator[int]:
+        """Open a file, releasing the reserve if there is no other descriptor. Raises OSError."""
+        try:
+            fd = os.open(path, flags | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            with self._lock:
+                fd = self._open_anyway(path, flags)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+            if len(self._held) < self.COUNT:
+                with self._lock:
+                    self._take()
+
+    def _open_anyway(self, path: Path, flags: int) -> int:
+        while self._held:
+            os.close(self._held.pop())
+        return os.open(path, flags | os.O_CLOEXEC)
+
+    def _take(self) -> None:
+        with suppress(OSError):  # refilled by a later call
+            while len(self._held) < self.COUNT:
+                self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 
 _spare: Final = SpareDescriptors()
