@@ -344,8 +344,8 @@ TABLE: Final[tuple[Setting, ...]] = (
     _http(
         "http.expanded.max.bytes",
         (Kind.BYTES, 1),
-        "Largest request body after decompression; beyond it 413. At most half of "
-        "http.decoding.max.bytes.",
+        "Largest request body after decompression; beyond it 413. For JSON and NDJSON it is "
+        "http.body.max.bytes, compressed or not. At most half of http.decoding.max.bytes.",
     ),
     _http(
         "http.decoding.max.bytes",

@@ -21,7 +21,7 @@ from tierlog.api.http import bodies, header_values, strict_json
 from tierlog.api.http.context import UNKNOWN_SIZE, Context
 from tierlog.api.http.control_routes import JsonResponse, WithoutBody
 from tierlog.api.http.exchange import Exchange
-from tierlog.api.http.memory_limits import EXPANDED_BYTES
+from tierlog.api.http.memory_limits import EXPANDED_BYTES, PAGE_FACTOR
 from tierlog.api.http.problems import UnsupportedMediaType
 from tierlog.api.http.produce.append import (
     AS_PRODUCED,
@@ -45,7 +45,7 @@ from tierlog.api.http.produce.columns import (
 )
 from tierlog.api.http.responses import Response
 from tierlog.api.http.schemas import ProducerIdentity
-from tierlog.api.http.settings import MAX_OFFSET
+from tierlog.api.http.settings import MAX_OFFSET, HttpSettings
 from tierlog.broker.partition import Partition
 from tierlog.broker.topic_registry import INTERNAL_PREFIX
 from tierlog.broker.topics import Topic
@@ -93,18 +93,29 @@ async def _produce(
     encoding = header_values.content_encoding(exchange.header(b"content-encoding"))
     async with bodies.received_body(exchange, context.settings, context.inflight) as body:
         prepare = partial(_prepare, context, request, body=body, encoding=encoding)
-        most = context.settings.expanded_max_bytes
-        try:
-            usual = partial(prepare, expanded_max_bytes=min(EXPANDED_BYTES, most))
-            appends = await context.compute(_work_bytes(request, body, encoding), usual)
-        except RequestTooLarge as error:
-            if error.limit_bytes != EXPANDED_BYTES:
-                raise
-        else:
-            return await append_batches(context, request, appends)
-        async with context.decoding.for_expansion(most):
+        most, takes = _expansion_of(request, context.settings)
+        if len(body) <= EXPANDED_BYTES:
+            try:
+                usual = partial(prepare, expanded_max_bytes=min(EXPANDED_BYTES, most))
+                appends = await context.compute(_work_bytes(request, body, encoding), usual)
+            except RequestTooLarge as error:
+                if error.limit_bytes != EXPANDED_BYTES:
+                    raise
+            else:
+                return await append_batches(context, request, appends)
+        async with context.decoding.for_expansion(takes):
             far = partial(prepare, expanded_max_bytes=most)
             return await append_batches(context, request, await context.compute(UNKNOWN_SIZE, far))
+
+
+def _expansion_of(request: ProduceRequest, settings: HttpSettings) -> tuple[int, int]:
+    """To how many bytes the body may expand, and how many that takes. Text that is parsed takes
+    several times its size: it may expand to no more than plain text may have.
+    """
+    if request.media_type in (header_values.BATCHES, header_values.OCTETS):
+        return settings.expanded_max_bytes, settings.expanded_max_bytes
+    most = min(settings.body_max_bytes, settings.expanded_max_bytes)
+    return most, PAGE_FACTOR * most
 
 
 def read_head(context: Context, exchange: Exchange, partition: Partition | None) -> ProduceRequest:

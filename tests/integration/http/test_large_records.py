@@ -137,6 +137,27 @@ def test_the_console_shows_how_it_begins(broker: BrokerProcess) -> None:
     assert peak_mib(broker) < MOST_MIB
 
 
+def test_a_million_records_in_each_of_five_bodies_cost_less_than_a_gibibyte(
+    tmp_path: Path,
+) -> None:
+    process = BrokerProcess(tmp_path, TIERLOG_DISK_RESERVE_BYTES="1MiB").start()
+    record = b'{"value":"%s"}' % (b"x" * 50)
+    body = b'{"records":[%s]}' % b",".join([record] * 1_000_000)
+
+    def produce() -> None:
+        with httpx2.Client(base_url=process.url, timeout=PATIENCE_S) as client:
+            sent = client.post(
+                records_path("t"), content=body, headers={"content-type": "application/json"}
+            )
+            assert sent.status_code == 200, sent.text
+
+    with httpx2.Client(base_url=process.url, timeout=PATIENCE_S) as client:
+        assert client.post("/v1/topics", json={"name": "t"}).status_code == 201
+        in_threads(5, produce)
+        assert peak_mib(process) < MOST_MIB
+    assert process.stop() == 0
+
+
 def test_twelve_produces_of_such_a_record_cost_less_than_a_gibibyte_and_keep_nobody_waiting(
     tmp_path: Path,
 ) -> None:
