@@ -2,7 +2,8 @@
 
 buildah runs the Dockerfile's own steps in a chroot. Where no registry is reached, what Debian's
 packages give stands in for the Python image: steps and files are the real ones, the base is not.
-Needs root, buildah and debootstrap; exit 77 where one of them is missing.
+Needs root, buildah, debootstrap, a mirror of Debian, and a machine that lets a chroot run; exit 77
+where one of them is missing.
 """
 
 import os
@@ -100,8 +101,14 @@ def main() -> int:
         folder = Path(name)
         storage = ("--root", folder / "storage", "--runroot", folder / "run")
         buildah = ("buildah", *storage, "--storage-driver", "vfs")
-        base = make_base(buildah, folder)
         chroot = ("--isolation", "chroot")
+        try:
+            base = make_base(buildah, folder)
+            bare = run(*buildah, "from", "--pull-never", base)
+            run(*buildah, "run", *chroot, bare, "--", "python", "--version")
+        except SystemExit as error:
+            print(f"not built, since nothing runs in a chroot here: {error}")
+            return 77
         ignored = ("--ignorefile", DOCKER / "Dockerfile.dockerignore")
         build = (*chroot, "--format", "docker", "--pull-never", *ignored, *package_settings())
         run(*buildah, "build", *build, "-f", DOCKER / "Dockerfile", "-t", "tierlog", ROOT)
