@@ -61,7 +61,7 @@ class Partition:
         check_room: Callable[[], None],
     ) -> None:
         self.log = log
-        self.topic, self.number = log.topic, log.partition
+        self.topic, self.number, self.topic_id = log.topic, log.partition, log.topic_id
         self._cold: ColdLog | EmptyColdTier = cold or EmptyColdTier(str(self))
         self._reads = TieredReads(log, self._cold.reads, served=self)
         self.read, self.offset_for_timestamp = self._reads.read, self._reads.offset_for_timestamp
@@ -77,6 +77,15 @@ class Partition:
 
     def offsets(self) -> Offsets:
         return self.log.offsets
+
+    @property
+    def high_watermark(self) -> int:
+        return self.log.high_watermark
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether its disk failed: what was flushed is still read."""
+        return self.log.offline
 
     @property
     def leadership_lost(self) -> str | None:

@@ -157,7 +157,7 @@ class _Beginning(NamedTuple):
 
 def _page(partition: Partition, fetched: Fetched, *, offset: int, limit: int) -> RecordPage:
     page = read_page(fetched, offset=offset, max_bytes=MIB, max_records=limit)
-    local_start = partition.log.local_log_start_offset
+    local_start = partition.offsets().local_log_start_offset
     lines = [_large_line(page.large, local_start)] if page.large is not None else []
     lines += [
         RecordLine(

@@ -168,7 +168,7 @@ def _marks(topic: Topic) -> list[tuple[str, int]]:
 
 
 def trouble_of(partition: Partition) -> Trouble | None:
-    if partition.log.offline:
+    if partition.is_offline:
         return Trouble("offline", "its log is offline: the local disk failed")
     if partition.leadership_lost:
         return Trouble("leadership lost", f"leadership lost: {partition.leadership_lost}")

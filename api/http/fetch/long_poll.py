@@ -183,7 +183,7 @@ class _Waiting:
 
     def add_waiter(self, offset: int, wake: Wake) -> int:
         number = next(self._numbers)
-        if offset < self._partition.log.high_watermark or self._partition.is_defunct:
+        if offset < self._partition.high_watermark or self._partition.is_defunct:
             wake()
             return number
         self._waiters[number] = (offset, wake)
@@ -228,7 +228,7 @@ class _Waiting:
         if generation != self._generation or self._cancel is None:
             return  # an earlier callback, which was already running when it was cancelled
         self._cancel = None
-        high_watermark, is_defunct = self._partition.log.high_watermark, self._partition.is_defunct
+        high_watermark, is_defunct = self._partition.high_watermark, self._partition.is_defunct
         due = [
             n for n, (offset, _) in self._waiters.items() if is_defunct or offset < high_watermark
         ]

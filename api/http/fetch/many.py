@@ -202,7 +202,7 @@ def _has_nothing_new(fetch: PartitionFetch) -> bool:
     partition, found = fetch.partition, fetch.fetched
     return (
         found is not None
-        and found.log_start_offset == partition.log.log_start_offset
+        and found.log_start_offset == partition.offsets().log_start_offset
         and is_still_at_end(partition, fetch.offset, high_watermark=found.high_watermark)
     )
 

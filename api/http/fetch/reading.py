@@ -140,7 +140,7 @@ def is_still_at_end(partition: Partition, offset: int, *, high_watermark: int) -
     """Whether a read at `offset`, which found the log to end at `high_watermark`, would find the
     same again. Cheaper than to read nothing from each of many partitions.
     """
-    return high_watermark == partition.log.high_watermark <= offset and not partition.is_defunct
+    return high_watermark == partition.high_watermark <= offset and not partition.is_defunct
 
 
 def work_bytes(fetched: Fetched, offset: int) -> int:
@@ -205,5 +205,5 @@ def log_headers(
         (b"log-next-offset", b"%d" % next_offset),
         (b"log-up-to-date", up_to_date),
         (b"log-tier", tier.encode()),
-        (b"log-topic-id", partition.log.topic_id.encode()),
+        (b"log-topic-id", partition.topic_id.encode()),
     ]

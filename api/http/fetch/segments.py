@@ -120,7 +120,7 @@ def _select(
     exchange: Exchange, request: _SegmentRequest, segment: SegmentBytes
 ) -> _Selection | Response:
     """Raises PreconditionFailed, RangeNotSatisfiable."""
-    topic_id, size_bytes = request.partition.log.topic_id, segment.size_bytes
+    topic_id, size_bytes = request.partition.topic_id, segment.size_bytes
     etag = segment.etag or f'"{topic_id}-{request.base_offset}-{size_bytes:x}"'
     headers: HeaderList = [
         (b"etag", etag.encode()),

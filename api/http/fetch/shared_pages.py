@@ -58,7 +58,7 @@ def page_key(partition: Partition, fetched: Fetched, offset: int, *form: object)
         (piece.file.name, os.fstat(piece.file.fd).st_ino, piece.position, piece.size_bytes)
         for piece in fetched.slices
     )
-    return (partition.log.topic_id, partition.number, offset, fetched.next_offset, source, *form)
+    return (partition.topic_id, partition.number, offset, fetched.next_offset, source, *form)
 
 
 class SharedPages:

@@ -52,9 +52,9 @@ _TOPIC_GAUGES: Final[Mapping[str, Callable[[TopicStorage], float]]] = {
     "tierlog_offload_lag_seconds": lambda one: one.offload_lag_ms / 1000,
 }
 _OFFSETS: Final[Mapping[str, Callable[[Partition], int]]] = {
-    "tierlog_partition_high_watermark": lambda one: one.log.high_watermark,
-    "tierlog_partition_log_start_offset": lambda one: one.log.log_start_offset,
-    "tierlog_partition_log_end_offset": lambda one: one.log.log_end_offset,
+    "tierlog_partition_high_watermark": lambda one: one.high_watermark,
+    "tierlog_partition_log_start_offset": lambda one: one.offsets().log_start_offset,
+    "tierlog_partition_log_end_offset": lambda one: one.offsets().log_end_offset,
 }
 _STORE_COUNTERS: Final[Mapping[str, Callable[[StoreUse], float]]] = {
     "tierlog_store_requests_total": lambda use: use.requests,
@@ -212,7 +212,7 @@ def _states(partitions: Iterable[Partition], *, damaged: int) -> dict[Labels, fl
     found: dict[Labels, float] = {("serving",): 0, ("offline",): 0, ("leadership-lost",): 0}
     found["damaged",] = damaged
     for partition in partitions:
-        if partition.log.offline:
+        if partition.is_offline:
             found["offline",] += 1
         elif partition.leadership_lost:
             found["leadership-lost",] += 1

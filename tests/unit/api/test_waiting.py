@@ -22,7 +22,7 @@ class FakePartition:
     is_defunct = False
 
     def __init__(self) -> None:
-        self.log = SimpleNamespace(high_watermark=0)
+        self.high_watermark = 0
         self.asked: dict[int, tuple[int, Callable[[], None]]] = {}
         self.times_asked = 0
 
@@ -33,7 +33,7 @@ class FakePartition:
         return lambda: self.asked.pop(number, None)
 
     def rise_to(self, high_watermark: int) -> None:
-        self.log.high_watermark = high_watermark
+        self.high_watermark = high_watermark
         due = [n for n, (offset, _) in self.asked.items() if offset < high_watermark]
         for number in due:
             self.asked.pop(number)[1]()
@@ -78,7 +78,7 @@ def test_each_waiter_is_woken_once_by_its_own_offset():
 def test_a_late_waiter_is_woken_immediately():
     async def case() -> None:
         partition: Any = FakePartition()
-        partition.log.high_watermark = 4
+        partition.high_watermark = 4
         woken: list[int] = []
         WaitingRequests().wait_beyond(partition, 3, lambda: woken.append(1))
         assert woken == [1]
@@ -95,7 +95,7 @@ def test_a_cancelled_waiter_leaves_nothing_behind_even_during_a_callback():
         partition.rise_to(9)  # the call is on its way to the loop
         cancel()
         cancel()
-        partition.log.high_watermark = 0
+        partition.high_watermark = 0
         waiting.wait_beyond(partition, 20, lambda: woken.append("stays"))
         await asyncio.sleep(0)
         assert not woken
@@ -113,13 +113,13 @@ def test_a_long_poll_asks_again_only_about_the_partitions_that_advanced():
         exchange: Any = SimpleNamespace(wait_for_disconnect=asyncio.Event().wait)
 
         async def wait(*, risen_before: Any = (), risen_meanwhile: Any = ()) -> None:
-            seen = [AwaitedOffset(one, one.log.high_watermark) for one in partitions]
+            seen = [AwaitedOffset(one, one.high_watermark) for one in partitions]
             for one in risen_before:
-                one.rise_to(one.log.high_watermark + 1)
+                one.rise_to(one.high_watermark + 1)
             waiting = asyncio.create_task(poll.wait(seen))
             await asyncio.sleep(0)
             for one in risen_meanwhile:
-                one.rise_to(one.log.high_watermark + 1)
+                one.rise_to(one.high_watermark + 1)
             await asyncio.wait_for(waiting, 10)
 
         with LongPoll(WaitingRequests(), exchange, wait_ms=60_000) as poll:
