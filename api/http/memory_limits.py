@@ -4,8 +4,8 @@ arrived, records being decoded, and responses that wait for their clients.
 * For records that are decoded and written as text everybody waits for a turn, in the order of
   asking, before anything is built. A page is built in a moment, and then counts as an unsent
   response. The text of a large record is made as its client reads: such streams get at most half,
-  so that clients which do not read keep nobody from a page. So does what was produced and has,
-  or expands to, more than `EXPANDED_BYTES`, which is found out by trying.
+  so that clients which do not read keep nobody from a page. So does what was produced and
+  expands to more than `EXPANDED_BYTES`, which is found out by trying, and text that has more.
 * A client that reads slowly, or not at all, must not cost the broker memory. A response that does
   not fit is spilled to an unnamed file and sent from there; the kernel can reclaim its page cache.
   Until it is written, it counts as in flight: a disk may be slow. The files are limited too; beyond

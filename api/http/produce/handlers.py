@@ -94,7 +94,8 @@ async def _produce(
     async with bodies.received_body(exchange, context.settings, context.inflight) as body:
         prepare = partial(_prepare, context, request, body=body, encoding=encoding)
         most, takes = _expansion_of(request, context.settings)
-        if len(body) <= EXPANDED_BYTES:
+        is_parsed = takes > most
+        if len(body) <= EXPANDED_BYTES or not is_parsed:
             try:
                 usual = partial(prepare, expanded_max_bytes=min(EXPANDED_BYTES, most))
                 appends = await context.compute(_work_bytes(request, body, encoding), usual)
