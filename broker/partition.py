@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 
 import structlog
 
 from tierlog.broker.cold_log import ColdLog, EmptyColdTier
-from tierlog.broker.tiered_reads import TieredReads
+from tierlog.broker.tiered_reads import ReportingDefunct, TieredReads
 from tierlog.broker.waiters import Waiters
 from tierlog.host.file_slice import FileSlice
 from tierlog.host.waiting import Wait
@@ -30,13 +29,9 @@ from tierlog.manifest.state import Manifest, OffsetGap
 from tierlog.manifest.versions import VersionStat
 from tierlog.record_format.errors import (
     ConfigurationError,
-    CorruptDataError,
     FencedError,
-    LogOfflineError,
-    OffsetTrimmed,
     StoreUnavailable,
     TierlogError,
-    UnknownSegment,
     UnknownTopic,
 )
 from tierlog.record_format.produced import ProducedBatches
@@ -154,17 +149,8 @@ class Partition:
         """Raise FencedError if a claim would. Changes nothing."""
         self._cold.check_claim(log_end_offset=self.log.log_end_offset)
 
-    @contextmanager
-    def reporting_defunct(self) -> Iterator[None]:
-        """Report an error that follows from a deletion or take-over as that. A success is refused
-        too: files found by name may belong to the next topic of that name.
-        """
-        try:
-            yield
-        except (CorruptDataError, LogOfflineError, OSError, OffsetTrimmed, UnknownSegment):
-            self.check_leadership()
-            raise
-        self.check_exists()
+    def reporting_defunct(self) -> ReportingDefunct:
+        return ReportingDefunct(self)
 
     # --- the bucket -------------------------------------------------------------------------------
     # Without one the cold tier is empty: `EmptyColdTier` says what that means for each of these.

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -173,11 +172,13 @@ def _open(partition: Partition, base_offset: int, wait: Wait) -> SegmentBytes:
         active = _open_active(log, base_offset)
         if active is not None:
             return active
-    with suppress(UnknownSegment, OffsetTrimmed, FileNotFoundError):  # it left the disk
+    try:
         opened = log.sealed.open(base_offset, wait)
         if opened.next_offset > log.log_start_offset:
             return _hot_bytes(log, opened)
         opened.close()
+    except (UnknownSegment, OffsetTrimmed, FileNotFoundError):
+        pass  # it left the disk
     entry = partition.find_cold_entry(base_offset, wait)
     if (
         entry is None

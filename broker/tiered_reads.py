@@ -13,8 +13,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from tierlog.broker.cold_log import EmptyColdTier
 from tierlog.broker.cold_reads import ColdReads
@@ -33,6 +32,7 @@ from tierlog.record_format.index_layouts import AbortedTxn
 Tier = Literal["hot", "cold", "mixed"]
 
 READ_ATTEMPTS = 4  # segments leave the disk rarely: a few retries suffice
+_MAY_FOLLOW: Final = (CorruptDataError, LogOfflineError, OSError, OffsetTrimmed, UnknownSegment)
 
 
 class Fetched(NamedTuple):
@@ -75,7 +75,26 @@ class Served(Protocol):
 
     def check_exists(self) -> None: ...
     def check_leadership(self) -> None: ...
-    def reporting_defunct(self) -> AbstractContextManager[None]: ...
+
+
+class ReportingDefunct:
+    """Report an error that follows from a deletion or take-over as that. A success is refused too:
+    files found by name may belong to the next topic of that name.
+    """
+
+    __slots__ = ("_served",)
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is None:
+            self._served.check_exists()
+        elif isinstance(error, _MAY_FOLLOW):
+            self._served.check_leadership()
 
 
 class TieredReads:
@@ -218,7 +237,7 @@ class TieredReads:
             self._served.check_leadership()
             now = self._log.offsets
             try:
-                with self._served.reporting_defunct():
+                with ReportingDefunct(self._served):
                     found = self._offset_for_timestamp(timestamp, now)
             except OffsetTrimmed:  # a segment has left the disk: the cold tier may have it
                 if attempt == READ_ATTEMPTS:

@@ -272,10 +272,13 @@ class SealedSegments:
     def _open(self, segment: Segment, wait: Wait) -> OpenedSegment:
         if segment.crc32c is None or segment.unchecked_below != segment.base_offset:
             wait.before("a segment is checked")
-        self._check(segment)
-        crc = self._crc32c(segment)
+            self._check(segment)
+            self._crc32c(segment)
+        elif segment.damage is not None:
+            raise segment.damage.error()
         file = file_of(self._state, segment, wait)
-        return OpenedSegment(segment.end.size_bytes, crc, file, segment.end.next_offset)
+        crc32c = crc32c_of_segment(self._state, segment)
+        return OpenedSegment(segment.end.size_bytes, crc32c, file, segment.end.next_offset)
 
     def prepare_upload(self, base_offset: int) -> SegmentFiles:
         """The files of a flushed segment, to be read by path under `lock`: its batches checked, its

@@ -9,8 +9,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, Final, NamedTuple, Self
 
@@ -304,21 +303,26 @@ class CorruptDataError(TierlogError):
         )
 
 
-@contextmanager
-def eio_as(
-    corrupt: type[CorruptDataError], *, file: str, position: int | None = None
-) -> Iterator[None]:
+class eio_as:  # noqa: N801  as `contextlib.suppress`, and on each read's way
     """Raise `corrupt` for EIO: unreadable bytes are treated like those that fail a check.
 
     Other OSErrors pass through.
     """
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        detail = f"cannot be read: {error.strerror}"
-        raise corrupt(detail, file=file, position=position) from error
+
+    __slots__ = ("_corrupt", "_file", "_position")
+
+    def __init__(
+        self, corrupt: type[CorruptDataError], *, file: str, position: int | None = None
+    ) -> None:
+        self._corrupt, self._file, self._position = corrupt, file, position
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, OSError) and error.errno == errno.EIO:
+            detail = f"cannot be read: {error.strerror}"
+            raise self._corrupt(detail, file=self._file, position=self._position) from error
 
 
 class CorruptBatch(CorruptDataError):

@@ -19,7 +19,7 @@ import types
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from tierlog.api.http.access.check import Access
 from tierlog.api.http.exchange import Exchange, record_time
@@ -58,13 +58,6 @@ class ReadQuery(Protocol):
     def max_bytes(self) -> int: ...
     @property
     def committed(self) -> bool: ...
-
-
-class Begun(NamedTuple):
-    """What a handler returned, or the rest of it, to be awaited in a task."""
-
-    response: AnyResponse | None
-    rest: Awaitable[AnyResponse] | None
 
 
 class Context:
@@ -210,15 +203,18 @@ class ImmediateHandlers:
     def __init__(self) -> None:
         self._has_no_task = False  # while a handler is begun nothing else runs on the event loop
 
-    def begin(self, handler: Coroutine[Any, Any, AnyResponse]) -> Begun:
+    def begin(
+        self, handler: Coroutine[Any, Any, AnyResponse]
+    ) -> tuple[AnyResponse | None, Awaitable[AnyResponse] | None]:
+        """What the handler returned, or the rest of it, to be awaited in a task."""
         self._has_no_task = True
         try:
             awaited = handler.send(None)
         except StopIteration as done:
-            return Begun(done.value, None)
+            return done.value, None
         finally:
             self._has_no_task = False
-        return Begun(None, _resumed(handler, awaited))
+        return None, _resumed(handler, awaited)
 
     async def until_task(self) -> None:
         """Go on in the request's task; call before a wait."""

@@ -38,9 +38,9 @@ from tierlog.api.http.responses import (
     FileResponse,
     Response,
     complete_headers,
-    content_length_of,
     send_response,
 )
+from tierlog.api.protocol.messages import BODILESS
 from tierlog.api.protocol.service import (
     IMMEDIATE_MAX_BYTES,
     ClientDisconnected,
@@ -121,18 +121,17 @@ class TierlogApp(FastAPI):
         started = self._start(scope)
         scope[_STARTED] = started
         response = started.response
-        if (
-            not isinstance(response, Response | FileResponse)
-            or response.size_bytes > IMMEDIATE_MAX_BYTES
-        ):
+        if not isinstance(response, Response | FileResponse):
             return None
-        headers = complete_headers(
-            started.exchange, response.headers, content_length=content_length_of(response)
-        )
+        size_bytes = response.size_bytes
+        if size_bytes > IMMEDIATE_MAX_BYTES:
+            return None
+        status, headers = response.status, response.headers
+        length = None if status in BODILESS else size_bytes
+        headers = complete_headers(started.exchange, headers, content_length=length)
         if isinstance(response, Response):
-            return ImmediateResponse(response.status, headers, body=response.body)
-        slices = response.slices if response.size_bytes else ()
-        return ImmediateResponse(response.status, headers, slices=slices)
+            return ImmediateResponse(status, headers, response.body)
+        return ImmediateResponse(status, headers, slices=response.slices if size_bytes else ())
 
     def response_sent(self, scope: Scope, *, unsent: tuple[FileSlice, ...]) -> None:
         """The head was sent, and the body except `unsent`, which `__call__` is to send."""

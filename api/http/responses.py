@@ -18,6 +18,7 @@ import msgspec
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.problems import HeaderList
 from tierlog.api.protocol.asgi_cycle import SEND_FILE
+from tierlog.api.protocol.messages import BODILESS
 from tierlog.host.file_slice import FileSlice, OpenFile, close_all
 
 SMALL_BYTES: Final = 256 << 10  # most of this fits into the socket's send buffer
@@ -103,11 +104,6 @@ async def send_response(exchange: Exchange, response: AnyResponse) -> None:
         await _send_stream(exchange, response)
 
 
-def content_length_of(response: Response | FileResponse) -> int | None:
-    """The value of Content-Length; None if the status forbids a body (RFC 9110, 8.6)."""
-    return None if response.status in (204, 304) else response.size_bytes
-
-
 def complete_headers(
     exchange: Exchange, headers: HeaderList, *, content_length: int | None
 ) -> HeaderList:
@@ -131,9 +127,8 @@ async def _send_head(
 
 
 async def _send_bytes(exchange: Exchange, response: Response) -> None:
-    await _send_head(
-        exchange, response.status, response.headers, content_length=content_length_of(response)
-    )
+    length = None if response.status in BODILESS else response.size_bytes
+    await _send_head(exchange, response.status, response.headers, content_length=length)
     body = b"" if exchange.method == "HEAD" else response.body
     is_last = len(body) <= SMALL_BYTES
     await exchange.send({"type": "http.response.body", "body": body, "more_body": not is_last})

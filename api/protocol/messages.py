@@ -161,13 +161,13 @@ class RequestParser:
         if size > self._head_max_bytes:
             raise self._too_large(size)
         version = parser.get_http_version()
-        is_plain = _NOT_PLAIN.isdisjoint([name for name, _ in headers])
+        given = dict(headers)
+        is_plain = _NOT_PLAIN.isdisjoint(given)
         if version != "1.1" or not is_plain:
             check_framing(version, headers)
         target = origin_form(self._url, headers)
         awaits_100 = False
         if not is_plain:
-            given = dict(headers)
             self.body_left = int(given.get(b"content-length", 0))
             # HTTP/1.0 has no 1xx responses.
             awaits_100 = version == "1.1" and given.get(b"expect", b"").lower() == b"100-continue"

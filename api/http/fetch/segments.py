@@ -7,7 +7,7 @@ never sends wrong bytes. Files that are open, or in the chunk cache, are sent wi
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import closing
 from functools import partial
 from typing import NamedTuple
@@ -26,19 +26,10 @@ from tierlog.api.http.header_values import (
 )
 from tierlog.api.http.problems import HeaderList, PreconditionFailed
 from tierlog.api.http.responses import AnyResponse, FileResponse, Response, WindowedResponse
-from tierlog.broker.partition import Partition
 from tierlog.broker.segment_listing import SegmentBytes, open_segment, slices_of
 from tierlog.host.file_slice import FileSlice, close_all
 from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.record_format.errors import UnknownSegment
-
-
-class _SegmentRequest(NamedTuple):
-    """Which segment is requested, and in which media type."""
-
-    partition: Partition
-    base_offset: int
-    media_type: str
 
 
 class _Selection(NamedTuple):
@@ -50,49 +41,44 @@ class _Selection(NamedTuple):
 
 
 async def get_segment(context: Context, exchange: Exchange) -> AnyResponse:
-    request = _parse(context, exchange)
-    partition, base_offset = request.partition, request.base_offset
+    no_query(exchange)
+    media_type = preferred(exchange.header(b"accept"), offered=(OCTETS, BATCHES))
+    partition = context.broker.partition(exchange.topic, exchange.partition)
+    base_offset = exchange.number("base_offset", missing=_no_segment)
     segment = await context.read_partition(
         partition, base_offset, partial(open_segment, partition, base_offset)
     )
     with closing(segment):
-        selection = _select(exchange, request, segment)
+        selection = _select(exchange, partition.topic_id, base_offset, segment)
         if isinstance(selection, Response):
             return selection
+        selection.headers.append((b"content-type", media_type.encode()))
         _count_fetched(context, exchange, segment, selection.range)
         start, end, _ = selection.range
-        slices = partial(slices_of, partition, segment, start=start, end=end)
+        found: list[FileSlice] = []
         try:
-            there = _all_of(slices(wait=Wait.NEVER))
-        except WouldBlock:
-            return await _windowed(context, exchange, request, selection, slices(wait=Wait.WAIT))
-        return FileResponse(selection.status, selection.headers, there)
-
-
-def _all_of(slices: Iterator[FileSlice]) -> tuple[FileSlice, ...]:
-    found: list[FileSlice] = []
-    try:
-        found.extend(slices)
-    except BaseException:
-        close_all(found)
-        raise
-    return tuple(found)
+            found.extend(slices_of(partition, segment, start=start, end=end, wait=Wait.NEVER))
+        except BaseException as error:
+            close_all(found)
+            if not isinstance(error, WouldBlock):
+                raise
+        else:
+            return FileResponse(selection.status, selection.headers, tuple(found))
+        slices = slices_of(partition, segment, start=start, end=end)
+        fetch = partial(context.read_at, partition, base_offset, partial(next, slices, None))
+        return await _windowed(exchange, selection, fetch)
 
 
 async def _windowed(
-    context: Context,
     exchange: Exchange,
-    request: _SegmentRequest,
     selection: _Selection,
-    slices: Iterator[FileSlice],
+    fetch: Callable[[], Awaitable[FileSlice | None]],
 ) -> WindowedResponse:
     ready: list[FileSlice] = []
 
     async def fetch_next() -> None:
         """One at a time: each takes space in the cache until it is sent."""
-        found = await context.read_at(
-            request.partition, request.base_offset, partial(next, slices, None)
-        )
+        found = await fetch()
         if found is not None:
             ready.append(found)
 
@@ -107,21 +93,12 @@ async def _windowed(
     return WindowedResponse(selection.status, selection.headers, end - start, ready, in_turn())
 
 
-def _parse(context: Context, exchange: Exchange) -> _SegmentRequest:
-    no_query(exchange)
-    media_type = preferred(exchange.header(b"accept"), offered=(OCTETS, BATCHES))
-    partition = context.broker.partition(exchange.topic, exchange.partition)
-    return _SegmentRequest(
-        partition, exchange.number("base_offset", missing=_no_segment), media_type
-    )
-
-
 def _select(
-    exchange: Exchange, request: _SegmentRequest, segment: SegmentBytes
+    exchange: Exchange, topic_id: str, base_offset: int, segment: SegmentBytes
 ) -> _Selection | Response:
     """Raises PreconditionFailed, RangeNotSatisfiable."""
-    topic_id, size_bytes = request.partition.topic_id, segment.size_bytes
-    etag = segment.etag or f'"{topic_id}-{request.base_offset}-{size_bytes:x}"'
+    size_bytes = segment.size_bytes
+    etag = segment.etag or f'"{topic_id}-{base_offset}-{size_bytes:x}"'
     headers: HeaderList = [
         (b"etag", etag.encode()),
         (b"cache-control", b"private, no-cache"),
@@ -139,7 +116,6 @@ def _select(
     selection = select_range(
         exchange.header(b"range"), exchange.header(b"if-range"), etag=etag, size_bytes=size_bytes
     )
-    headers.append((b"content-type", request.media_type.encode()))
     if not selection.partial:
         return _Selection(200, headers, selection)
     shown = b"bytes %d-%d/%d" % (selection.start, selection.end - 1, size_bytes)
