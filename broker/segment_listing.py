@@ -172,13 +172,14 @@ def _open(partition: Partition, base_offset: int, wait: Wait) -> SegmentBytes:
         active = _open_active(log, base_offset)
         if active is not None:
             return active
-    try:
-        opened = log.sealed.open(base_offset, wait)
-        if opened.next_offset > log.log_start_offset:
-            return _hot_bytes(log, opened)
-        opened.close()
-    except (UnknownSegment, OffsetTrimmed, FileNotFoundError):
-        pass  # it left the disk
+    if base_offset >= log.first_local_offset:
+        try:
+            opened = log.sealed.open(base_offset, wait)
+            if opened.next_offset > log.log_start_offset:
+                return _hot_bytes(log, opened)
+            opened.close()
+        except (UnknownSegment, OffsetTrimmed, FileNotFoundError):
+            pass  # it left the disk
     entry = partition.find_cold_entry(base_offset, wait)
     if (
         entry is None
