@@ -23,6 +23,7 @@ from tierlog.api.http.docs import openapi
 from tierlog.api.http.metrics.table import METRICS
 from tierlog.api.http.routes import CALLS
 from tierlog.cli.program import COMMANDS, load_command
+from tierlog.hot_tier.config_words import in_words
 from tierlog.hot_tier.log_config import KEYS, ConfigKey
 from tierlog.setting_table import I64_MAX, TABLE, Kind, Setting
 from tierlog.settings import default_of
@@ -57,15 +58,24 @@ def settings_page() -> str:
 
 def topic_settings_page() -> str:
     rows = [
-        (f"`{one.name}`", one.kind, _shown(one.default), _key_limits(one), one.doc) for one in KEYS
+        (f"`{one.name}`", one.kind, _default_in_words(one), _key_limits(one), one.doc)
+        for one in KEYS
     ]
     head = (
         "# Settings of a topic\n\n" + NOTE + "\n"
         "The names are Kafka's. Pass them to `POST /v1/topics` and `PATCH`, or to "
-        "`tierlog topic create` and `alter`\nas `--config KEY=VALUE`. Numbers are plain: bytes or "
-        "milliseconds, as the name says. A value outside its limits is refused.\n\n"
+        "`tierlog topic create` and `alter`\nas `--config KEY=VALUE`. Numbers of the API are "
+        "plain: bytes or milliseconds, as the name says.\nThe command line also takes `7d`, "
+        "`64KiB`, `1GB` (`k` is 1000, `Ki` is 1024) and the words of the defaults, such "
+        "as `unlimited`, and shows them. A value outside its limits is refused.\n\n"
     )
     return head + _table(("key", "type", "default", "limits", ""), rows)
+
+
+def _default_in_words(key: ConfigKey) -> str:
+    number, words = _shown(key.default), in_words(key.name, key.default)
+    says_more = str(key.default).lower() not in words.lower() and key.default != I64_MAX
+    return f"{number} ({words})" if says_more else number
 
 
 def _key_limits(key: ConfigKey) -> str:

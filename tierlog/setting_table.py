@@ -8,11 +8,12 @@ case, the flag is the name with dashes.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+from tierlog.record_format.units import parse_duration, parse_size
 
 I64_MAX: Final = 2**63 - 1
 CENTURY_MS: Final = 36_525 * 86_400_000  # the time-out of a lock cannot be longer than three
@@ -21,10 +22,6 @@ OFFSET_GAP_MAX: Final = 10**15  # a thousand such gaps still leave valid offsets
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 
-
-_SIZE: Final = re.compile(r"(-?\d+)\s*([KMGT]i?)?B?\Z", re.IGNORECASE | re.ASCII)
-_TIME: Final = re.compile(r"(-?\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\Z", re.ASCII)
-_TIME_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _YES: Final = frozenset(("1", "true", "yes", "on"))
 _NO: Final = frozenset(("0", "false", "no", "off"))
 
@@ -42,21 +39,13 @@ def _count(raw: object) -> int:
 
 
 def _bytes(raw: object) -> int:
-    if not isinstance(raw, str):
-        return _count(raw)
-    match = _SIZE.match(raw.strip())
-    if match is None:
-        raise ValueError
-    unit = (match[2] or "").upper()
-    base = 1024 if unit.endswith("I") else 1000
-    return int(match[1]) * int(base ** " KMGT".index(unit[:1] or " "))
+    return parse_size(raw) if isinstance(raw, str) else _count(raw)
 
 
 def _ms(raw: object, *, unit: str = "ms") -> int:
-    match = _TIME.match(str(raw).strip())
-    if match is None or isinstance(raw, bool):
-        raise ValueError
-    return math.ceil(float(match[1]) * _TIME_MS[match[2] or unit])
+    if isinstance(raw, bool):
+        raise TypeError
+    return parse_duration(str(raw), unit=unit)
 
 
 def _dollars(raw: object) -> float:

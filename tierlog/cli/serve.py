@@ -15,7 +15,8 @@ import typer
 
 from tierlog.cli.options import takes
 from tierlog.client.wire import DEFAULT_SERVER
-from tierlog.setting_table import MIB, TABLE, Kind, Part, Setting
+from tierlog.record_format.units import duration_in_words, size_in_words
+from tierlog.setting_table import TABLE, Kind, Part, Setting
 from tierlog.settings import default_of
 
 _PANELS = {
@@ -36,11 +37,13 @@ def _default(setting: Setting) -> str:
     value = default_of(setting)
     if value is None or isinstance(value, bool) or setting.part is Part.PRICE:
         return ""
-    if setting.flag_kind is Kind.SECONDS and isinstance(value, int):
-        return f"{value / 1000:g}"
-    if setting.kind is Kind.BYTES and isinstance(value, int) and value % MIB == 0:
-        return f"{value // MIB}MiB"
-    return str(value)
+    if setting.kind is Kind.MS and isinstance(value, int):
+        return duration_in_words(value)
+    return (
+        size_in_words(value)
+        if setting.kind is Kind.BYTES and isinstance(value, int)
+        else str(value)
+    )
 
 
 def _field(setting: Setting) -> tuple[str, Any, None]:

@@ -17,6 +17,7 @@ from tierlog.cli.options import (
     confirm,
 )
 from tierlog.cli.output import FOUND_PROBLEMS, Output, format_size, note, print_json, print_table
+from tierlog.hot_tier.config_words import from_words, in_words
 from tierlog.record_format.errors import CorruptDataError
 
 if TYPE_CHECKING:
@@ -31,7 +32,11 @@ Name = Annotated[
 ]
 Config = Annotated[
     list[str] | None,
-    typer.Option("--config", metavar="KEY=VALUE", help="A topic setting; may be repeated."),
+    typer.Option(
+        "--config",
+        metavar="KEY=VALUE",
+        help="A topic setting, as in retention.ms=7d or segment.bytes=64MiB; may be repeated.",
+    ),
 ]
 
 
@@ -145,7 +150,7 @@ def delete(
 
 
 def parse_config(pairs: list[str] | None) -> dict[str, Any]:
-    """Parse `KEY=VALUE` pairs; values stay text, which the broker parses as Kafka does."""
+    """Parse `KEY=VALUE` pairs. Durations, sizes and words become Kafka's numbers."""
     parsed: dict[str, Any] = {}
     for pair in pairs or ():
         key, separator, value = pair.partition("=")
@@ -153,7 +158,10 @@ def parse_config(pairs: list[str] | None) -> dict[str, Any]:
             raise typer.BadParameter(f"--config takes KEY=VALUE, not {pair!r}")
         if key in parsed:
             raise typer.BadParameter(f"--config {key} is given twice")
-        parsed[key] = value
+        try:
+            parsed[key] = from_words(key, value)
+        except ValueError as error:
+            raise typer.BadParameter(f"--config {error}") from error
     return parsed
 
 
@@ -198,8 +206,5 @@ def note_damaged(topic: TopicDescription) -> None:
 
 
 def _config_pairs(config: dict[str, Any]) -> list[tuple[str, str]]:
-    """The settings as --config takes them."""
-    return [
-        (key, str(value).lower() if isinstance(value, bool) else str(value))
-        for key, value in sorted(config.items())
-    ]
+    """The settings in words, which --config takes, too."""
+    return [(key, in_words(key, value)) for key, value in sorted(config.items())]

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -52,7 +53,14 @@ def test_topics_are_created_listed_described_altered_and_deleted(tierlog):
         assert b"false" in tierlog.ok("topic", *command, "--output", "text"), (
             "spelled as --config takes it"
         )
-    assert b"high watermark" in tierlog.ok("topic", "describe", "t1", "--output", "text")
+    settings = ("--config", "retention.ms=7d", "--config", "retention.bytes=unlimited")
+    altered = json.loads(tierlog.ok("topic", "alter", "t1", *settings))
+    assert altered["config"]["retention.ms"] == 604_800_000
+    shown = tierlog.ok("topic", "describe", "t1", "--output", "text").decode()
+    assert "high watermark" in shown
+    assert re.search(r"retention.ms +7 d\n", shown), shown
+    assert re.search(r"retention.bytes +unlimited\n", shown), shown
+    assert "as in 90s" in tierlog.fails(2, "topic", "alter", "t1", "--config", "segment.ms=1 week")
     assert "--yes" in tierlog.fails(2, "topic", "delete", "t1")
     code, shown = tierlog.answer_prompt("n", "topic", "delete", "t1")
     assert (code, "nothing was deleted" in shown) == (1, True)
