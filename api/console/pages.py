@@ -24,6 +24,8 @@ from tierlog.api.console import topic_pages
 from tierlog.api.console.record_browser import RecordsQuery, record_page
 from tierlog.api.console.rendering import HEADERS, NOTHING_NEW, fragment, page
 from tierlog.api.console.samples import Sampler, series
+from tierlog.api.console.search import SearchQuery
+from tierlog.api.console.search_pages import Searches, record
 from tierlog.api.http.access.scopes import CONSOLE_NAMES, Grant
 from tierlog.api.http.admin.topics import FromOffset
 from tierlog.api.http.calls import Call, Handler
@@ -101,6 +103,7 @@ class Console:
 
     def __init__(self, context: Context) -> None:
         self._sampler = Sampler(context, interval_ms=context.settings.console_sample_ms)
+        self._searches = Searches()
         self._sampling: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -123,8 +126,11 @@ class Console:
             "/console/groups": (groups, GroupsQuery),
             "/console/store": (store, None),
             _TOPIC: (topic, TopicQuery),
+            _TOPIC + "/search": (self._searches.form, SearchQuery),
+            _TOPIC + "/found": (self._searches.found, SearchQuery),
             _TOPIC + "/tail": (topic_tail, None),
             _PARTITION + "/records": (records, RecordsQuery),
+            _PARTITION + "/records/{offset}": (record, None),
             _PARTITION + "/segments": (segments, SegmentsQuery),
             _PARTITION + "/manifest": (manifest, ManifestQuery),
             _PARTITION + "/tail": (partition_tail, None),

@@ -15,6 +15,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from itertools import chain
 from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
@@ -47,8 +48,11 @@ class HeaderLine(NamedTuple):
 
 
 class RecordLine(NamedTuple):
+    """`size_bytes`: of key, value and headers, uncompressed."""
+
     offset: int
     timestamp: int
+    size_bytes: int
     tier: Tier
     key: DisplayText
     value: DisplayText
@@ -135,6 +139,7 @@ def _large_line(large: LargeRecord, local_start: int) -> RecordLine:
     return RecordLine(
         offset=offset,
         timestamp=timestamp,
+        size_bytes=large.head.size_bytes,
         tier="hot" if offset >= local_start else "cold",
         key=key.shown(summary),
         value=value.shown(summary),
@@ -163,6 +168,7 @@ def _page(partition: Partition, fetched: Fetched, *, offset: int, limit: int) ->
         RecordLine(
             offset=at,
             timestamp=timestamp,
+            size_bytes=_size(key, value, *chain(*headers)),
             tier="hot" if at >= local_start else "cold",
             key=summary(key),
             value=summary(value),
@@ -184,6 +190,10 @@ def _page(partition: Partition, fetched: Fetched, *, offset: int, limit: int) ->
         previous_offset=max(start, before) if offset > start else None,
         next_offset=page.next_offset if page.next_offset < fetched.high_watermark else None,
     )
+
+
+def _size(*parts: str | bytes | None) -> int:
+    return sum(len(one.encode() if isinstance(one, str) else one or b"") for one in parts)
 
 
 MAX_TEXT: Final = 32 << 10  # characters of one value on a page

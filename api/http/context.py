@@ -3,8 +3,9 @@
 * The event loop never waits for a disk or a bucket: `read` is for reads that may wait for the disk,
   `read_cold` for those that may wait for the bucket, `write` for writes to disk (topics, groups),
   `write_cold` for what waits for the bucket (trims, uploads, verifications), `compute` for
-  decoding and encoding large bodies. Each has its own threads, so that a bucket that does not
-  respond blocks neither local reads nor `/metrics`.
+  decoding and encoding large bodies; `searchers` are for the console's searches, which read at
+  length. Each has its own threads, so that a bucket that does not respond blocks neither local
+  reads nor `/metrics`.
 * Everything else here is used only on the event loop and needs no lock.
 """
 
@@ -76,6 +77,7 @@ class Context:
         self._writers = self._pool("http-write", settings.write_threads)
         self._cold_writers = self._pool("http-cold-write", settings.write_threads)
         self._parsers = self._pool("http-parse", settings.parse_threads)
+        self.searchers = self._pool("http-search", settings.search_threads)
         self.access = Access(settings, self._parsers)
         self.immediate = ImmediateHandlers()
         self._register_metrics()

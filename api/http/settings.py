@@ -42,6 +42,7 @@ class HttpSettings:
     read_threads: int = 16
     write_threads: int = 8
     parse_threads: int = 4
+    search_threads: int = 2
     check_host: bool = True  # accept only loopback names, on a broker without tokens
     # Tokens are required if the file exists, and with `tokens_required` even if it does not.
     tokens_file: Path | None = None
@@ -49,4 +50,8 @@ class HttpSettings:
     client_requests_max: int | None = None  # a second
     heartbeat_ms: int = 15_000
     console_sample_ms: int = 5_000  # the interval of the console's charts
+    # A search of the console ends after it has read so much, or taken so long.
+    search_max_bytes: int = 1024 * MIB
+    search_max_ms: int = 30_000
+    searches_max: int = 4  # at once
     clock: Callable[[], int] = wall_clock_ms

@@ -1,6 +1,7 @@
 // Throughput and lag over the last hour from /console/samples: the whole ring once, then new samples.
 "use strict";
 (() => {
+  const { bytes, short, duration } = window.tierlog;
   const KEEP = 720;
   // Of each line: the column of samples, and the colour; of each value beside them: the column, and its unit.
   // The template has a key for each, in this order.
@@ -21,28 +22,6 @@
   const BINARY = Array.from({ length: 50 }, (_, power) => 2 ** power);
   const LEAST_SPAN_S = 600, MOST_SPAN_S = 3600;
   let running = null; // {root, plots by name, columns of samples}
-
-  function short(value) {
-    for (const [size, unit] of [[1e9, " G"], [1e6, " M"], [1e3, " k"]]) {
-      if (value >= size) return `${+(value / size).toPrecision(3)}${unit}`;
-    }
-    return `${+value.toPrecision(3)}`;
-  }
-
-  function bytes(value) {
-    for (const [power, unit] of [[4, "TiB"], [3, "GiB"], [2, "MiB"], [1, "KiB"]]) {
-      if (value >= 1024 ** power) return `${+(value / 1024 ** power).toPrecision(3)} ${unit}`;
-    }
-    return `${+value.toPrecision(3)} B`;
-  }
-
-  // One unit, rounded down, as the server does.
-  function duration(ms) {
-    for (const [seconds, unit] of [[86_400, "d"], [3600, "h"], [60, "min"]]) {
-      if (ms >= 2000 * seconds) return `${Math.floor(ms / 1000 / seconds)} ${unit}`;
-    }
-    return `${Math.floor(ms / 1000)} s`;
-  }
 
   // UTC, as everywhere in the console.
   const clock = (s) => new Date(s * 1000).toISOString().slice(11, 19);

@@ -9,7 +9,6 @@
   const TOKEN = "tierlog.token";
   const TICK_MS = 5000;
   const HOLD_MS = 60_000;
-  const SAID_MS = 2000;
   const START = "/overview";
   // Addresses from which someone removed the end, to go up.
   const SHORTER = [
@@ -21,14 +20,13 @@
   const notice = document.getElementById("notice");
   const askToken = document.getElementById("ask-token");
   const help = document.getElementById("help");
-  const said = document.getElementById("said"); // read out, not shown
   let shown = null; // the path whose fragment is requested or shown
   let isMissing = false; // whether its request got no response, or an error in place of the page
   let kept = null; // the place to keep after a link that changes only the order of what is shown
 
   const token = () => sessionStorage.getItem(TOKEN);
   const headers = () => (token() ? { Authorization: `Bearer ${token()}` } : {});
-  window.tierlog = { headers, showError };
+  Object.assign(window.tierlog, { headers, showError, notify });
 
   // --- which fragment ---------------------------------------------------------------------------
 
@@ -244,51 +242,6 @@
   document.querySelector("[data-skip]").addEventListener("click", (event) => {
     event.preventDefault();
     view.focus();
-  });
-
-  // --- copying ------------------------------------------------------------------------------------
-
-  // The whole key or value as it was produced: what is shown may be truncated, and has placeholders.
-  async function recordPart(button) {
-    const { offset } = button.closest("[data-offset]").dataset, { copy } = button.dataset;
-    const encoding = copy.endsWith("_base64") ? "base64" : "utf8";
-    const query = new URLSearchParams({ offset, encoding, max_records: 1 });
-    const response = await fetch(`${button.closest("[data-records]").dataset.records}?${query}`, { headers: headers() });
-    const { detail, records } = await response.json();
-    if (!response.ok) throw new Error(detail);
-    if (records[0]?.offset !== Number(offset)) throw new Error(`offset ${offset} is no longer there`);
-    return records[0][copy] ?? records[0][`${copy}_base64`]; // not UTF-8 after all, beyond what is shown
-  }
-
-  function toClipboard(text) {
-    if (window.ClipboardItem) {
-      const blob = text.then((one) => new Blob([one], { type: "text/plain" }));
-      return navigator.clipboard.write([new ClipboardItem({ "text/plain": blob })]); // during the click: Safari
-    }
-    // Over plain HTTP to another machine, and in older browsers, there is only the old way.
-    return text.then((one) => {
-      document.addEventListener("copy", (event) => {
-        event.clipboardData.setData("text/plain", one);
-        event.preventDefault();
-      }, { once: true });
-      if (!document.execCommand("copy")) throw new Error("the browser refused");
-    });
-  }
-
-  document.addEventListener("click", async ({ target }) => {
-    if (target.dataset.copy === undefined) return;
-    const text = recordPart(target);
-    try {
-      await Promise.all([text, toClipboard(text)]);
-    } catch (error) {
-      return notify(`Nothing was copied: ${error.message}`);
-    }
-    target.classList.add("copied");
-    said.textContent = "Copied";
-    setTimeout(() => {
-      target.classList.remove("copied");
-      said.textContent = "";
-    }, SAID_MS);
   });
 
   // --- time ---------------------------------------------------------------------------------------

@@ -13,11 +13,6 @@
   const RECONNECTING = "the broker does not respond; reconnecting";
   const REFUSED = "refused for now; trying again"; // the notice says why
   const STOPPED = "stopped"; // by an error that a retry does not mend
-  // Characters that are invisible or reorder the text around them; as the server shows them.
-  const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
-
-  const visible = (text) => text.replace(UNSEEN, (c) => `⟨U+${c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
-
   class Tail {
     constructor(root) {
       this.root = root;
@@ -113,8 +108,9 @@
       this.frame = setTimeout(() => requestAnimationFrame(() => {
         this.frame = 0;
         if (!this.paused) this.draw();
-        const since = this.paused ? `, ${(this.received - this.receivedAtPause).toLocaleString("en")} since the pause` : "";
-        this.count.textContent = this.received ? `${this.received.toLocaleString("en")} received${since}` : "";
+        const { count } = window.tierlog;
+        const since = this.paused ? `, ${count(this.received - this.receivedAtPause)} since the pause` : "";
+        this.count.textContent = this.received ? `${count(this.received)} received${since}` : "";
       }), DRAW_MS);
     }
 
@@ -166,7 +162,7 @@
       const link = cell(record.offset, "number", "a");
       link.href = `#/topics/${topic}/partitions/${partition}/records?at=${Number(record.offset)}`;
       link.dataset.row = "";
-      cell(when(record.timestamp), "time");
+      cell(window.tierlog.moment(record.timestamp), "time", "time").dataset.ms = record.timestamp;
       cell(key.shown, `text${key.isNull ? " null" : ""}`);
       cell(value.shown, `text${value.isNull ? " null" : ""}`);
       return row;
@@ -204,12 +200,7 @@
     if (found === null || found === undefined) return { whole: "", shown: "null", isNull: true };
     if (!found) return { whole: "", shown: "empty", isNull: true };
     const cut = found.length > MAX_TEXT ? `${found.slice(0, MAX_TEXT)} …` : found;
-    return { whole: found, shown: isBytes ? `base64 ${cut}` : visible(cut), isNull: false };
-  }
-
-  function when(ms) {
-    const time = new Date(ms);
-    return ms < 0 || Number.isNaN(time.valueOf()) ? "–" : time.toISOString().replace("T", " ");
+    return { whole: found, shown: isBytes ? `base64 ${cut}` : window.tierlog.visible(cut), isNull: false };
   }
 
   document.addEventListener("htmx:load", (event) => {

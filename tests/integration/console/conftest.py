@@ -1,6 +1,7 @@
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,14 @@ class Console(httpx2.Client):
 
 @contextmanager
 def open_console(
-    root: Path, *, bucket: bool = True, tokens: Path | None = None
+    root: Path,
+    *,
+    bucket: bool = True,
+    tokens: Path | None = None,
+    http: HttpSettings | None = None,
 ) -> Iterator[Console]:
     store = FaultyObjectStore(open_store(f"file://{root / 'bucket'}")) if bucket else None
-    http = HttpSettings(console_sample_ms=100, tokens_file=tokens)
+    http = replace(http or HttpSettings(), console_sample_ms=100, tokens_file=tokens)
     with (
         served_broker(root / "data", store=store, http=http, cache_bytes=64 << 20) as served,
         Console(base_url=served.server.url, timeout=30) as console,

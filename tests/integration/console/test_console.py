@@ -140,6 +140,7 @@ def test_a_key_or_value_is_copied_whole_and_as_it_was_produced(
         "Copy value",
         "Copy key as base64",
         "Copy value as base64",
+        "As it was sent: value",
     }
     console.post(f"/v1/topics/{topic}/partitions/0/trim", json={"before_offset": 2})
     browser.run("document.querySelector('details[open] button').click()")
@@ -676,7 +677,7 @@ def test_a_flood_keeps_only_the_newest_rows(browser: Chromium, console: Console)
     browser.until("document.querySelector('[data-tail-state]').textContent.startsWith('live')")
     for start in range(0, 3000, 1000):
         console.produce(topic, *({"value": str(n)} for n in range(start, start + 1000)))
-    browser.until("document.body.innerText.includes('3,000 received')")
+    browser.until("document.body.innerText.includes('3\u202f000 received')")
     assert browser.run("document.querySelectorAll('[data-tail-rows] tr').length") == 500
     first = "document.querySelector('[data-tail-rows] td.text:last-child').textContent"
     assert browser.run(first) == "2999"
@@ -759,7 +760,8 @@ def test_tailed_records_never_become_markup(browser: Chromium, console: Console)
     for attack in ATTACKS[:-1]:
         assert attack in shown
     assert "\u202e" not in shown
-    inside = "document.querySelectorAll('[data-tail-rows] :not(tr, td, bdi, td.number > a)').length"
+    rest = ":not(tr, td, bdi, time, td.number > a)"
+    inside = f"document.querySelectorAll('[data-tail-rows] {rest}').length"
     assert browser.run(inside) == 0
     assert browser.run("window.owned") is None
 
@@ -901,6 +903,7 @@ PAGES = (
     "#/groups",
     "#/store",
     "#/topics/flights",
+    "#/topics/flights/search?text=tower&limit=5",
     "#/topics/flights/tail",
     "#/topics/flights/partitions/0/records?at=earliest",
     "#/topics/flights/partitions/0/tail",

@@ -20,7 +20,7 @@ from tierlog.api.http.access.scopes import CONSOLE_NAMES
 
 CONSOLE = files("tierlog.api.console")
 TEMPLATES = sorted(path.name for path in CONSOLE.joinpath("templates").iterdir())
-OWN_SCRIPTS = ("charts.js", "console.js", "tail.js")
+OWN_SCRIPTS = ("charts.js", "console.js", "format.js", "search.js", "tail.js", "viewer.js")
 
 
 def static(name: str) -> str:

@@ -1,0 +1,344 @@
+"""Search over the stored records of a topic, in both tiers: forward, one partition after another.
+
+* A piece of a log is read and looked through at a time, in threads of the searches' own: neither
+  the event loop nor the readers' threads wait for it, and what is in memory is one piece.
+* A search ends at its limit of records, at its budget of bytes read or of time, or at the ends
+  that the logs had when it began; and, before the next piece, when whoever asked has gone.
+* Where it ended is a position, from which the same search goes on.
+* With a range of times, segments that lie outside of it by the manifest or the log are not read.
+  Records are in the order of their offsets, so one may come earlier than the one before it.
+* A partition that cannot be read is reported, and the next one is searched.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, closing
+from functools import partial
+from itertools import accumulate
+from typing import Annotated, Final, Literal, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta
+
+from tierlog.api.console.record_browser import in_utc
+from tierlog.api.console.record_filter import RecordFilter, parse_header, parse_json_test
+from tierlog.api.http import strict_json
+from tierlog.api.http.context import Context
+from tierlog.api.http.fetch.reading import (
+    EARLIEST,
+    KEYWORDS,
+    LATEST,
+    Position,
+    parse_position,
+    parse_timestamp,
+    resolve,
+)
+from tierlog.api.http.fetch.record_pages import LargeRecord, read_page
+from tierlog.api.http.settings import MAX_OFFSET, MIB
+from tierlog.broker.partition import Partition
+from tierlog.broker.segment_listing import peek_segments
+from tierlog.broker.topics import Topic
+from tierlog.record_format.decode import Columns
+from tierlog.record_format.errors import OffsetTrimmed, TierlogError
+
+T = TypeVar("T")
+PIECE_BYTES: Final = MIB  # read at a time, at least one batch
+PIECE_EXPANDED_BYTES: Final = 4 * MIB
+PIECE_RECORDS: Final = 20_000
+WHOLE_BYTES: Final = 8 * MIB  # a larger record is counted, and not looked into
+MOST_RECORDS: Final = 10_000
+MOST_TROUBLES: Final = 20
+MOST_TEXT: Final = 500  # characters of a condition
+_PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,19})\Z", re.ASCII)
+
+End = Literal["complete", "limit", "bytes", "time"]
+Condition = Annotated[str, Meta(max_length=MOST_TEXT)]
+
+
+class SearchQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """`after`: where an earlier search ended; `until`: where to end, for what it had found."""
+
+    text: Condition = ""
+    key: Condition = ""
+    header: Condition = ""
+    json: Condition = ""
+    partition: Annotated[str, Meta(max_length=10)] = ""
+    by: Literal["offset", "timestamp"] = "timestamp"
+    start: Condition = ""
+    end: Condition = ""
+    limit: Annotated[int, Meta(ge=1, le=MOST_RECORDS)] = 100
+    after: str = ""
+    until: str = ""
+
+
+class Place(NamedTuple):
+    """Between two records of a topic. Everything before it was searched."""
+
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.partition}:{self.offset}"
+
+
+class Search(NamedTuple):
+    """What is searched for, and where: `start` and `end` are offsets if there are no times."""
+
+    wanted: RecordFilter
+    partition: int | None
+    start: Position
+    end_offset: int
+    limit: int
+    after: Place
+    until: Place
+
+
+class Budget(NamedTuple):
+    size_bytes: int
+    seconds: float
+
+
+class Piece(NamedTuple):
+    """What was looked through at once, and the records of it that are wanted, by batch."""
+
+    place: Place
+    batches: list[Columns]
+    local_start_offset: int
+    read_bytes: int
+    records: int
+    too_large: int = 0
+
+    @property
+    def found(self) -> int:
+        return sum(len(one.offsets) for one in self.batches)
+
+
+class Progress(msgspec.Struct):
+    """So far. `offsets`: how many were passed, of `offsets_in_all`. `troubles`: partitions that
+    could not be searched to their end. `end` is set at the end.
+    """
+
+    place: Place
+    found: int = 0
+    records: int = 0
+    read_bytes: int = 0
+    too_large: int = 0
+    offsets: int = 0
+    offsets_in_all: int = 0
+    troubles: list[str] = msgspec.field(default_factory=list)
+    end: End | None = None
+
+
+def parse_search(query: SearchQuery) -> Search:
+    """Raises InvalidRequest."""
+    times, start, end_offset = None, Position(keyword=EARLIEST), MAX_OFFSET
+    if query.by == "timestamp":
+        first, last = _time(query.start, "start"), _time(query.end, "end")
+        if first is not None or last is not None:
+            times = (first or 0, MAX_OFFSET if last is None else last)
+            start = Position(timestamp=first) if first else start
+    else:
+        start = parse_position(query.start.strip() or EARLIEST, UNSET, default=EARLIEST)
+        if query.end.strip() and query.end.strip() not in KEYWORDS:
+            end_offset = parse_position(query.end.strip(), UNSET, default=LATEST).offset
+    return Search(
+        wanted=RecordFilter(
+            text=query.text.encode(),
+            key=query.key.encode(),
+            header=parse_header(query.header) if query.header.strip() else None,
+            json=parse_json_test(query.json) if query.json.strip() else None,
+            times=times,
+        ),
+        partition=_partition_number(query.partition),
+        start=start,
+        end_offset=end_offset,
+        limit=query.limit,
+        after=_place(query.after, "after", Place(-1, 0)),
+        until=_place(query.until, "until", Place(MAX_OFFSET, 0)),
+    )
+
+
+def _partition_number(text: str) -> int | None:
+    number = strict_json.parse_natural(text) if text else None
+    if text and number is None:
+        strict_json.refuse_field("partition", f"expected a number, or nothing, not {text!r}")
+    return number
+
+
+def _time(text: str, loc: str) -> int | None:
+    return parse_timestamp(in_utc(text.strip()), loc=loc) if text.strip() else None
+
+
+def _place(text: str, loc: str, default: Place) -> Place:
+    match = _PLACE.match(text)
+    if text and not match:
+        strict_json.refuse_field(loc, f"expected partition:offset, not {text[:64]!r}")
+    return Place(int(match[1]), int(match[2])) if match else default
+
+
+class SearchRun:
+    """One search. `pieces` is iterated once; whoever stops iterating ends it."""
+
+    def __init__(self, context: Context, topic: Topic, search: Search, budget: Budget) -> None:
+        self._context, self._topic, self._search, self._budget = context, topic, search, budget
+        self._ends_at = time.monotonic() + budget.seconds
+        chosen = topic.numbers if search.partition is None else [search.partition]
+        first, last = search.after.partition, search.until.partition
+        self._numbers = [number for number in chosen if first <= number <= last]
+        spans = [_span(topic.partitions.get(number)) for number in self._numbers]
+        before = accumulate((end - start for start, end in spans), initial=0)
+        # What to add to an offset of a partition: how far the search has come.
+        self._added = {
+            number: passed - start
+            for number, passed, (start, _) in zip(self._numbers, before, spans, strict=False)
+        }
+        in_all = sum(end - start for start, end in spans)
+        self.progress = Progress(Place(max(first, 0), 0), offsets_in_all=in_all)
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        progress = self.progress
+        for number in self._numbers:
+            try:
+                async with aclosing(self._in_partition(number)) as pieces:
+                    async for piece in pieces:
+                        self._count(piece)
+                        yield piece
+            except TierlogError as error:
+                if len(progress.troubles) < MOST_TROUBLES:
+                    why = self._context.shorten_paths(str(error))
+                    progress.troubles.append(f"Partition {number}: {why}")
+            if self._spent is not None:
+                break
+        else:
+            progress.offsets = progress.offsets_in_all
+        progress.end = self._spent or "complete"
+
+    @property
+    def _spent(self) -> End | None:
+        """What of the search is used up."""
+        if self.progress.found >= self._search.limit:
+            return "limit"
+        if self.progress.read_bytes >= self._budget.size_bytes:
+            return "bytes"
+        return "time" if time.monotonic() >= self._ends_at else None
+
+    async def _in_partition(self, number: int) -> AsyncGenerator[Piece, None]:
+        part = await self._range(self._topic.partition(number))
+        partition, offset, end_offset = part
+        known_to = MAX_OFFSET if self._search.wanted.times is None else offset
+        while offset < end_offset and self._spent is None:
+            self._stand_at(number, offset)
+            try:
+                if offset >= known_to:
+                    offset, known_to = await self._run(partial(self._find, partition, offset))
+                    continue
+                async with self._context.decoding.for_page(PIECE_EXPANDED_BYTES):
+                    most = self._search.limit - self.progress.found
+                    left = part._replace(start_offset=offset)
+                    piece = await self._run(partial(look_through, left, self._search.wanted, most))
+            except OffsetTrimmed:  # retention was faster
+                offset = max(offset, partition.offsets().log_start_offset)
+                continue
+            offset = piece.place.offset
+            yield piece
+        self._stand_at(number, min(offset, end_offset))
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        return await self._context.run_in(self._context.searchers, call)
+
+    async def _range(self, partition: Partition) -> _Range:
+        search, now, number = self._search, partition.offsets(), partition.number
+        end_offset = min(search.end_offset, now.high_watermark)
+        if search.until.partition == number:
+            end_offset = min(end_offset, search.until.offset)
+        if search.after.partition == number:
+            start = search.after.offset
+        else:
+            start = await resolve(self._context, partition, search.start, committed=False)
+        return _Range(partition, max(start, now.log_start_offset), end_offset)
+
+    def _find(self, partition: Partition, offset: int) -> tuple[int, int]:
+        """The next offset whose segment may have records of the wanted times, and where that one
+        ends; beyond the end of the log if none has.
+        """
+        for one in peek_segments(partition, from_offset=offset):
+            if self._search.wanted.could_hold(one.min_timestamp, one.max_timestamp):
+                return max(offset, one.base_offset), max(offset, one.last_offset) + 1
+        return MAX_OFFSET, MAX_OFFSET
+
+    # --- progress ---------------------------------------------------------------------------------
+
+    def _stand_at(self, number: int, offset: int) -> None:
+        progress = self.progress
+        progress.place = Place(number, offset)
+        passed = min(self._added[number] + offset, progress.offsets_in_all)
+        progress.offsets = max(progress.offsets, passed)
+
+    def _count(self, piece: Piece) -> None:
+        progress = self.progress
+        progress.found += piece.found
+        progress.records += piece.records
+        progress.read_bytes += piece.read_bytes
+        progress.too_large += piece.too_large
+        self._stand_at(*piece.place)
+
+
+class _Range(NamedTuple):
+    """What of a partition is searched."""
+
+    partition: Partition
+    start_offset: int
+    end_offset: int
+
+
+def _span(partition: Partition | None) -> tuple[int, int]:
+    """The offsets that it has; none if it is damaged."""
+    if partition is None:
+        return 0, 0
+    now = partition.offsets()
+    return now.log_start_offset, now.high_watermark
+
+
+def look_through(part: _Range, wanted: RecordFilter, most: int) -> Piece:
+    """Read a piece from the start of the range on, and keep the first `most` wanted records of it.
+    Blocks; raises what a read does.
+    """
+    partition, offset, end_offset = part
+    with closing(partition.read(offset, max_bytes=PIECE_BYTES)) as fetched:
+        page = read_page(
+            fetched, offset=offset, max_bytes=PIECE_EXPANDED_BYTES, max_records=PIECE_RECORDS
+        )
+        batches = page.batches if page.large is None else _whole(page.large)
+        size_bytes, too_large = fetched.size_bytes, page.record_count - _records_in(batches)
+    found, next_offset = [], page.next_offset
+    for columns in batches:
+        kept = [at for at in wanted.rows(columns) if columns.offsets[at] < end_offset][:most]
+        most -= len(kept)
+        if kept:
+            found.append(Columns._make([column[at] for at in kept] for column in columns))
+        if not most:
+            next_offset = columns.offsets[kept[-1]] + 1
+            break
+    return Piece(
+        place=Place(partition.number, next_offset),
+        batches=found,
+        local_start_offset=partition.offsets().local_log_start_offset,
+        read_bytes=size_bytes,
+        records=page.record_count,
+        too_large=too_large,
+    )
+
+
+def _records_in(batches: list[Columns]) -> int:
+    return sum(len(one.offsets) for one in batches)
+
+
+def _whole(large: LargeRecord) -> list[Columns]:
+    """The record alone, or nothing if it is too large."""
+    head = large.head
+    if head.size_bytes > WHOLE_BYTES:
+        return []
+    return [Columns._make([field] for field in large.stream(head.position).whole_record(head))]

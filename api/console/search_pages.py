@@ -1,0 +1,169 @@
+"""The calls of a search: its form, what it finds, and one record.
+
+* What it finds is a stream of lines of JSON, one for each piece of a log that was looked through:
+  the records, shortened for a list, and how far the search is.
+* Leaving the page closes the stream, and with it the search. It may not be resumed, but repeated
+  from the place where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Final
+from weakref import WeakSet
+
+import msgspec
+
+from tierlog.api.console.record_browser import (
+    DisplayText,
+    RecordsQuery,
+    record_page,
+    summary,
+)
+from tierlog.api.console.rendering import HEADERS, fragment
+from tierlog.api.console.search import (
+    Budget,
+    Piece,
+    Progress,
+    Search,
+    SearchQuery,
+    SearchRun,
+    parse_search,
+)
+from tierlog.api.http.context import Context
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.fetch.long_poll import LongPoll
+from tierlog.api.http.header_values import NDJSON
+from tierlog.api.http.problems import HeaderList
+from tierlog.api.http.responses import NO_STORE, AnyResponse, Response, StreamResponse
+from tierlog.broker.topics import Topic
+from tierlog.record_format.errors import InvalidRequest, Throttled, TierlogError
+
+_STREAM: Final[HeaderList] = [(b"content-type", NDJSON.encode()), NO_STORE, *HEADERS]
+_BEFORE: Final = 60  # bytes that are shown before what was found
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+class FoundText(msgspec.Struct):
+    """`text` may begin and end within the value."""
+
+    kind: str
+    text: str
+
+
+class FoundRecord(msgspec.Struct):
+    partition: int
+    offset: int
+    timestamp: int
+    tier: str
+    key: FoundText
+    value: FoundText
+
+
+class FoundLine(msgspec.Struct):
+    records: list[FoundRecord]
+    place: str
+    progress: Progress
+
+
+class Searches:
+    """Those that are under way. Used on the event loop."""
+
+    def __init__(self) -> None:
+        self._runs: WeakSet[SearchRun] = WeakSet()
+
+    async def form(self, context: Context, exchange: Exchange) -> Response:
+        query = exchange.query(SearchQuery)
+        topic = context.broker.topic(exchange.topic)
+        address = exchange.scope["query_string"].decode("ascii", "replace")
+        refusal = ""
+        try:
+            parse_search(query)
+        except InvalidRequest as error:
+            refusal, address = str(error), ""
+        return fragment(
+            "search.html",
+            name=topic.record.name,
+            numbers=topic.numbers,
+            query=query,
+            address=address,
+            refusal=refusal,
+            settings=context.settings,
+        )
+
+    async def found(self, context: Context, exchange: Exchange) -> AnyResponse:
+        """Raises UnknownTopic, InvalidRequest, Throttled."""
+        topic = context.broker.topic(exchange.topic)
+        search = parse_search(exchange.query(SearchQuery))
+        run = self._begin(context, topic, search)
+        return StreamResponse(_STREAM, _lines(context, exchange, run, search.wanted.text))
+
+    def _begin(self, context: Context, topic: Topic, search: Search) -> SearchRun:
+        """A search is under way for as long as something refers to it."""
+        settings = context.settings
+        if len(self._runs) >= settings.searches_max:
+            raise Throttled(f"{len(self._runs)} searches are under way already; try again")
+        budget = Budget(settings.search_max_bytes, settings.search_max_ms / 1000)
+        run = SearchRun(context, topic, search, budget)
+        self._runs.add(run)
+        return run
+
+
+async def _lines(
+    context: Context, exchange: Exchange, run: SearchRun, text: bytes
+) -> AsyncGenerator[bytes, None]:
+    with LongPoll(context.waiting, exchange, wait_ms=0) as poll:
+        poll.listen()
+        async with aclosing(run.pieces()) as pieces:
+            async for piece in pieces:
+                yield _line(run.progress, list(_records(piece, text)))
+                if poll.cancelled:
+                    return
+                await context.access.recheck(exchange)
+    yield _line(run.progress)
+
+
+def _line(progress: Progress, records: list[FoundRecord] | None = None) -> bytes:
+    return _ENCODER.encode(FoundLine(records or [], str(progress.place), progress)) + b"\n"
+
+
+def _records(piece: Piece, text: bytes) -> Iterator[FoundRecord]:
+    for columns in piece.batches:
+        for offset, timestamp, key, value, _ in zip(*columns, strict=True):
+            yield FoundRecord(
+                partition=piece.place.partition,
+                offset=offset,
+                timestamp=timestamp,
+                tier="hot" if offset >= piece.local_start_offset else "cold",
+                key=_shown(summary(key)),
+                value=_around(value, text),
+            )
+
+
+def _around(value: bytes | None, text: bytes) -> FoundText:
+    """The value from shortly before the text that was searched for."""
+    start = value.find(text) - _BEFORE if value and text else 0
+    if value is None or start <= 0:
+        return _shown(summary(value))
+    while value[start] & 0xC0 == 0x80:  # within a character
+        start += 1
+    shown = _shown(summary(value[start:]))
+    return FoundText(shown.kind, f"… {shown.text}")
+
+
+def _shown(shown: DisplayText) -> FoundText:
+    return FoundText(shown.kind, f"{shown.text} …" if shown.cut else shown.text)
+
+
+async def record(context: Context, exchange: Exchange) -> Response:
+    """One record, or why it is not there."""
+    partition = context.broker.partition(exchange.topic, exchange.partition)
+    offset = exchange.number("offset")
+    try:
+        page = await record_page(context, partition, RecordsQuery(at=str(offset), limit=1))
+        found = next((one for one in page.lines if one.offset == offset), None)
+        refusal = "" if found else f"Offset {offset} is no longer there."
+    except TierlogError as error:
+        found, refusal = None, str(context.problem(exchange, error).document["detail"])
+    return fragment("record.html", record=found, refusal=refusal)
