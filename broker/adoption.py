@@ -77,7 +77,7 @@ def adopt(folder: DataFolder, registry: TopicRegistry, *, clock: Callable[[], in
         replace = msgspec.structs.replace
         records += [replace(one, unclean=()) for one in registry.live() if one.unclean]
     if records:
-        registry.put(*records)
+        registry.put_topics(*records)
     for topic, folders in found.items():
         log.info("topic adopted", topic=topic, partitions=sorted(folders))
 

@@ -260,10 +260,10 @@ class Broker:
             self.groups.truncations.begin(place)
         opened = self._opener.reopen(topic.record, damaged, end_offset=end_offset, cuts=cuts)
         if isinstance(opened, DamagedPartition):
-            topic.add({damaged.number: opened})
+            topic.add_partitions({damaged.number: opened})
             return False
         end_offset = opened.log.log_end_offset  # before anything is appended
-        topic.add({damaged.number: opened})
+        topic.add_partitions({damaged.number: opened})
         if cuts:  # first: the next steps may fail
             self.groups.truncations.end(place, end_offset)
             self.groups.follow_truncations()

@@ -146,7 +146,7 @@ class Groups:
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def commit(self, group: str, offsets: Sequence[NewOffset]) -> None:
+    def commit_offsets(self, group: str, offsets: Sequence[NewOffset]) -> None:
         """Commit all of the offsets or none; durable when this returns.
 
         Raises InvalidRequest, UnknownTopic, UnknownPartition, Throttled (too many offsets over all

@@ -82,7 +82,7 @@ class LiveTopics:
         for record in self.registry.deleted():
             self._set_aside(record)
         if take_over:  # the new owner writes a version of each topic object (`topic_deletion`)
-            self.registry.put(
+            self.registry.put_topics(
                 *(msgspec.structs.replace(record, dirty=True) for record in self.registry.live())
             )
         live = self.registry.live()
@@ -192,11 +192,11 @@ class LiveTopics:
                 )
 
     def _create(self, record: TopicRecord) -> Topic:
-        self.registry.put(msgspec.structs.replace(record, deleted=True))
+        self.registry.put_topics(msgspec.structs.replace(record, deleted=True))
         topic = Topic(record, {})
         try:
-            topic.add(self._open_partitions(record, record.partition_numbers()))
-            self.registry.put(record)
+            topic.add_partitions(self._open_partitions(record, record.partition_numbers()))
+            self.registry.put_topics(record)
         except (TierlogError, OSError):
             _abandon_logs(topic)
             with suppress(OSError):
@@ -214,8 +214,8 @@ class LiveTopics:
             record = msgspec.structs.replace(before, config=dict(changed.overrides), dirty=True)
             if partitions is not None:
                 record = _with_partitions(record, partitions)
-            self.registry.put(record)
-            topic.add(self._added_partitions(topic, record, before=before))
+            self.registry.put_topics(record)
+            topic.add_partitions(self._added_partitions(topic, record, before=before))
             topic.record, topic.config = record, changed
             for partition in topic.partitions.values():
                 partition.update_config(changed)
@@ -239,14 +239,14 @@ class LiveTopics:
                 _remove_folders(path for path in made if path.exists())
                 REAL_DISK.sync_folder(self._folder.path)
                 # The new count may have been published to the bucket meanwhile.
-                self.registry.put(msgspec.structs.replace(before, dirty=True))
+                self.registry.put_topics(msgspec.structs.replace(before, dirty=True))
             raise
 
     def delete(self, name: str) -> None:
         with self._changing():
             topic, record = self._find_owned(name)
             record = msgspec.structs.replace(record, deleted=True, dirty=True)
-            self.registry.put(record)
+            self.registry.put_topics(record)
             self._deleting[record.topic_id] = self._topics.pop(name)
             for partition in topic.partitions.values():
                 partition.retire()

@@ -300,7 +300,7 @@ class LogOpener:
         if pending is None:
             if not (take_over.is_foreign or take_over.is_of_a_copy):
                 return None
-            self._take_overs.add(spec.name, wanted)
+            self._take_overs.add_pending(spec.name, wanted)
         closed_log.finish_interrupted_split(spec.folder)
         return take_over
 

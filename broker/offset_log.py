@@ -112,7 +112,7 @@ class OffsetLog:
             if commit is None:
                 self.known.remove(key)
             else:
-                self.known.put(key, commit, record_offset=record_offset)
+                self.known.put_commit(key, commit, record_offset=record_offset)
 
     def write_unwritten(self) -> None:
         """Try to append the unwritten rows; those that fail stay unwritten."""
@@ -176,7 +176,7 @@ class GroupView:
 
     # --- changes ----------------------------------------------------------------------------------
 
-    def put(self, key: CommitKey, commit: Commit, *, record_offset: int) -> None:
+    def put_commit(self, key: CommitKey, commit: Commit, *, record_offset: int) -> None:
         offsets = self.groups.setdefault(key.group, {})
         self.count += key[1:] not in offsets
         offsets[key.topic, key.partition] = Committed(commit, record_offset)
@@ -258,7 +258,7 @@ class GroupView:
         if change.commit is None:
             self.remove(change.key)
         else:
-            self.put(change.key, change.commit, record_offset=change.record_offset)
+            self.put_commit(change.key, change.commit, record_offset=change.record_offset)
 
     def _end_transaction(self, producer_id: int, *, committed: bool) -> None:
         """A commit outside of the transaction, made after the transaction's record, wins."""

@@ -166,7 +166,7 @@ class OpenedLog:
 
     def commit_take_over(self) -> bool:
         assert self.take_over is not None
-        return self.take_over.commit(self.log)
+        return self.take_over.commit_take_over(self.log)
 
     def reload_manifest(self) -> None:
         assert self.take_over is not None

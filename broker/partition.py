@@ -345,7 +345,7 @@ class Partition:
         It is called at once if that is already so. Returns a function that cancels it; a cancelled
         callback may still be running.
         """
-        cancel = self._waiters.add(offset, callback)
+        cancel = self._waiters.add_waiter(offset, callback)
         # Checked after it was added, so that no advance is missed; and only for this offset,
         # because thousands may be waiting.
         if (offset < self.log.high_watermark or self.is_defunct) and cancel():

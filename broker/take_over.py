@@ -201,7 +201,7 @@ class PendingTakeOvers:
     def get(self, name: str) -> PendingTakeOver | None:
         return self._pending.get(name)
 
-    def add(self, name: str, pending: PendingTakeOver) -> None:
+    def add_pending(self, name: str, pending: PendingTakeOver) -> None:
         with self._lock:
             self._save({**self._pending, name: pending})
 
@@ -350,7 +350,7 @@ class TakeOver:
         """The first offset to be assigned after the claim."""
         return opened.log_end_offset if self.resume_at is None else self.resume_at
 
-    def commit(self, opened: PartitionLog) -> bool:
+    def commit_take_over(self, opened: PartitionLog) -> bool:
         """Claim the partition. Returns False if the manifest has to be reloaded: the bucket has
         moved on, or it now has the tail, which may be removed here.
         """

@@ -97,7 +97,7 @@ class TopicRegistry:
     def by_name(self, name: str) -> TopicRecord | None:
         return next((record for record in self.live() if record.name == name), None)
 
-    def put(self, *records: TopicRecord) -> None:
+    def put_topics(self, *records: TopicRecord) -> None:
         with self._lock:
             self._save(self._by_id | {record.topic_id: record for record in records})
 

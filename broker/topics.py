@@ -79,9 +79,9 @@ class Topic:
         self.partitions: dict[int, Partition] = {}
         self.damaged: dict[int, DamagedPartition] = {}
         self._turns = itertools.count()  # one a request: its keyless records share a partition
-        self.add(partitions)
+        self.add_partitions(partitions)
 
-    def add(self, partitions: Mapping[int, Partition | DamagedPartition]) -> None:
+    def add_partitions(self, partitions: Mapping[int, Partition | DamagedPartition]) -> None:
         """Add partitions. The maps are replaced: a concurrent iteration sees the old ones."""
         opened = {n: one for n, one in partitions.items() if not isinstance(one, DamagedPartition)}
         damaged = {n: one for n, one in partitions.items() if isinstance(one, DamagedPartition)}

@@ -18,7 +18,7 @@ class Waiters:
         self._lock = threading.Lock()
         self._next = 0
 
-    def add(self, offset: int, callback: Callable[[], None]) -> Callable[[], bool]:
+    def add_waiter(self, offset: int, callback: Callable[[], None]) -> Callable[[], bool]:
         """Returns a function that cancels the callback; it returns False if that was too late."""
         with self._lock:
             self._next += 1

@@ -250,7 +250,7 @@ def snapshot_before(folder: Path, offset: int) -> bytes:
 
 def _put_entries(states: ProducerStates, entries: Iterable[ProducerEntry], offset: int) -> None:
     for entry in entries:
-        states.put(_from_entry(entry))
+        states.put_producer(_from_entry(entry))
     states.end_offset = offset
 
 
@@ -270,7 +270,7 @@ def restore_older_batches(states: ProducerStates, headers: Iterable[BatchHeader]
         known = states.get(producer_id)
         assert known is not None
         merged = (*batches, *known.batches)[-REMEMBERED_BATCHES:]
-        states.put(known._replace(batches=merged))
+        states.put_producer(known._replace(batches=merged))
 
 
 def _to_entry(producer: Producer) -> ProducerEntry:
@@ -325,8 +325,8 @@ def rebuild_for_reading(state: LogState, segment: Segment) -> None:
         except OSError:
             offsets, times = builder.images()
             cache = state.files.indexes
-            cache.put(segment.name(OFFSET_INDEX), IndexColumns(OFFSET_ENTRY, offsets))
-            cache.put(segment.name(TIME_INDEX), IndexColumns(TIME_ENTRY, times))
+            cache.put_columns(segment.name(OFFSET_INDEX), IndexColumns(OFFSET_ENTRY, offsets))
+            cache.put_columns(segment.name(TIME_INDEX), IndexColumns(TIME_ENTRY, times))
 
 
 @contextmanager

@@ -215,7 +215,9 @@ class IndexCache:
                 self._asked.popitem(last=False)
             return False
 
-    def put(self, name: str, columns: IndexColumns, *, generation: int | None = None) -> None:
+    def put_columns(
+        self, name: str, columns: IndexColumns, *, generation: int | None = None
+    ) -> None:
         """`generation`: from before the file was opened; if it has changed since, the index may be
         stale and is not cached.
         """

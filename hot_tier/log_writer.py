@@ -319,7 +319,7 @@ class _Group:
         except OSError as error:
             return self._on_write_failure(error)
         for producer in self._producers.values():
-            self._state.producers.put(producer)
+            self._state.producers.put_producer(producer)
         return None
 
     def _on_write_failure(self, error: OSError) -> TierlogError:

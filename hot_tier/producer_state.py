@@ -180,7 +180,7 @@ class ProducerStates:
     def get(self, producer_id: int) -> Producer | None:
         return self._producers.get(producer_id)
 
-    def put(self, producer: Producer) -> None:
+    def put_producer(self, producer: Producer) -> None:
         self._producers[producer.producer_id] = producer
         self._seen_ms[producer.producer_id] = self._clock()
         if producer.transaction_first_offset != NO_TRANSACTION:
@@ -192,7 +192,7 @@ class ProducerStates:
         """Apply a data batch that is in the log."""
         if header.producer_id >= 0:
             known = self._producers.get(header.producer_id)
-            self.put(after_batch(known, header))
+            self.put_producer(after_batch(known, header))
         self.end_offset = header.next_offset
 
     def apply_marker(self, header: BatchHeader, marker: EndMarker) -> AbortedTxn | None:
@@ -201,7 +201,7 @@ class ProducerStates:
         known = self._producers.get(header.producer_id)
         first_offset = known.transaction_first_offset if known else NO_TRANSACTION
         same_epoch = known is not None and known.epoch == header.producer_epoch
-        self.put(
+        self.put_producer(
             Producer(
                 producer_id=header.producer_id,
                 epoch=header.producer_epoch,

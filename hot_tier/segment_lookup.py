@@ -308,7 +308,7 @@ def _floor_in_file(
         if len(data) < size_bytes:
             raise CorruptIndex("the index shrank while it was read", file=name)
         columns = IndexColumns(layout, data)
-        files.indexes.put(name, columns, generation=generation)
+        files.indexes.put_columns(name, columns, generation=generation)
         return columns.floor(column=column, target=target)
 
 

@@ -314,7 +314,7 @@ class World:
         offset = self.random.randint(0, partition.offsets().high_watermark)
         key = self.random.choice(GROUPS), name
         self.committed.setdefault(key, {None}).add(offset)
-        self.broker.groups.commit(key[0], [NewOffset(name, 0, offset)])
+        self.broker.groups.commit_offsets(key[0], [NewOffset(name, 0, offset)])
         self.committed[key] = {offset}
 
     # --- background work --------------------------------------------------------------------------

@@ -122,7 +122,7 @@ class Life(World):
 
     def commit_offset(self) -> None:
         self.committed["g", "a"] = {None, 3}
-        self.broker.groups.commit("g", [NewOffset("a", 0, 3)])
+        self.broker.groups.commit_offsets("g", [NewOffset("a", 0, 3)])
         self.committed["g", "a"] = {3}
 
     def delete_local_segments(self) -> None:

@@ -285,7 +285,7 @@ class Workload:
         self.over.wait(dice.random() / 10)
         partition, groups, group = self.partition(number), self.broker.groups, f"g{number}"
         wanted = [(f"t{number}", 0, dice.randrange(1000))]
-        groups.commit(group, [NewOffset(*commit) for commit in wanted])
+        groups.commit_offsets(group, [NewOffset(*commit) for commit in wanted])
         with suppress(UnknownGroup):
             found = [(row.topic, row.partition, row.offset) for row in groups.group(group)]
             if found != wanted:  # UnknownTopic while it is being deleted

@@ -57,7 +57,7 @@ async def commit_offsets(
         NewOffset(entry.topic, entry.partition, entry.offset, entry.metadata or "", entry.topic_id)
         for entry in body.offsets
     ]
-    await context.write(context.broker.groups.commit, group, offsets)
+    await context.write(context.broker.groups.commit_offsets, group, offsets)
     return Response(status_code=204)
 
 

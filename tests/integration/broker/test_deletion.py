@@ -183,7 +183,7 @@ def test_deleting_a_topic_flushes_none_of_its_logs(harness, monkeypatch) -> None
 
 def test_a_topic_is_deleted_even_if_its_folders_cannot_be_renamed(harness, monkeypatch) -> None:
     harness.broker.create_topic("t")
-    harness.broker.groups.commit("g", [NewOffset("t", 0, 7)])
+    harness.broker.groups.commit_offsets("g", [NewOffset("t", 0, 7)])
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", no_room)
         harness.broker.delete_topic("t")

@@ -53,7 +53,7 @@ def offsets_of(harness, group):
 def commit(harness, group, **offsets):
     """`t0=5`: partition 0 of topic t."""
     rows = [NewOffset(name[:-1], int(name[-1]), offset) for name, offset in offsets.items()]
-    harness.broker.groups.commit(group, rows)
+    harness.broker.groups.commit_offsets(group, rows)
 
 
 def write_raw(harness, keys, values):
@@ -124,7 +124,7 @@ def test_a_commit_is_atomic(harness, topic):
 )
 def test_an_invalid_commit_is_refused_with_the_member(harness, topic, rows):
     with pytest.raises(InvalidRequest) as refused:
-        harness.broker.groups.commit("g", rows)
+        harness.broker.groups.commit_offsets("g", rows)
     assert refused.value.problems[0].loc.startswith("offsets")
 
 
@@ -184,7 +184,7 @@ def test_a_commit_on_a_re_created_topic_survives_the_deletion_of_the_old_one(
 def test_offsets_of_a_deleted_topic_are_hidden_before_they_are_deleted(harness, topic):
     """A name can be reused before the old topic's offsets are deleted."""
     groups = harness.broker.groups
-    groups.commit("g", [NewOffset(topic, 0, 7)])
+    groups.commit_offsets("g", [NewOffset(topic, 0, 7)])
     harness.broker._topics.delete(topic)
     harness.broker.create_topic(topic)
     assert groups.group("g") == []
@@ -261,7 +261,7 @@ def test_a_group_reset_that_failed_is_repeated(harness, topic, monkeypatch, fail
     harness.broker.alter_topic("t", config={"segment.bytes": 1024})
     for _ in range(4):
         harness.produce("t", [b"lost" * 15] * 10)
-    harness.broker.groups.commit("g", [NewOffset("t", 0, 35, "kept")])
+    harness.broker.groups.commit_offsets("g", [NewOffset("t", 0, 35, "kept")])
     harness.broker.close()
     max((harness.root / "data" / "t-0").glob("*.log")).unlink()
 

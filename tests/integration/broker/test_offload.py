@@ -480,7 +480,7 @@ def test_work_that_waits_for_the_store_changes_nothing_after_a_stop(harness, mon
     assert len(calls) == 1, "the next partition is not started"
     record = harness.broker.topic("t").record
     with pytest.raises(ShuttingDown):
-        harness.broker.registry.put(msgspec.structs.replace(record, deleted=True))
+        harness.broker.registry.put_topics(msgspec.structs.replace(record, deleted=True))
     with pytest.raises(ShuttingDown):
         harness.broker.checkpoints.save()
     with pytest.raises(ShuttingDown):

@@ -331,7 +331,7 @@ def test_restored_group_offsets_are_compacted_again(harness, tmp_path):
     harness.broker.create_topic("t")
     harness.produce("t", [b"x"] * 10)
     for offset in range(10):
-        harness.broker.groups.commit("g", [NewOffset("t", 0, offset)])
+        harness.broker.groups.commit_offsets("g", [NewOffset("t", 0, offset)])
     harness.offload(OFFSETS_TOPIC)
     harness.broker.close()
     restored = Restored(tmp_path / "restored", harness)

@@ -124,7 +124,7 @@ def test_group_lag_uses_the_checkpoint_of_a_damaged_partition(harness):
     for partition in range(2):
         for _ in range(5):
             harness.produce("t", [b"v"], partition=partition)
-    harness.broker.groups.commit("g", [NewOffset("t", 0, 2), NewOffset("t", 1, 3)])
+    harness.broker.groups.commit_offsets("g", [NewOffset("t", 0, 2), NewOffset("t", 1, 3)])
     crash(harness)
     flip(harness.root / "data" / "t-1" / "00000000000000000000.log", 100)
     harness.broker = harness.open()
@@ -256,7 +256,7 @@ def test_a_corrupt_commit_hides_no_later_one(harness):
     harness.broker.create_topic("t")
     harness.produce("t", [b"v"] * 9)
     for offset in (2, 3, 4):
-        harness.broker.groups.commit("g", [NewOffset("t", 0, offset)])
+        harness.broker.groups.commit_offsets("g", [NewOffset("t", 0, offset)])
     crash_before_a_checkpoint(harness)
     (log,) = (
         path

@@ -968,14 +968,14 @@ def test_a_producer_retry_is_a_duplicate_after_a_trim_and_a_restore(
 def test_group_offsets_are_restored(lost, tmp_path, to_close, with_tail):
     lost.broker = lost.open()
     for offset in (5, 77):
-        lost.broker.groups.commit("readers", [NewOffset("t", 0, offset)])
+        lost.broker.groups.commit_offsets("readers", [NewOffset("t", 0, offset)])
     if not with_tail:
         lost.offload(OFFSETS_TOPIC)
     lost.broker.close()
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data" if with_tail else None)
     to_close.append(new)
     assert [one.offset for one in new.broker.groups.group("readers")] == [77]
-    new.broker.groups.commit("readers", [NewOffset("t", 0, 78)])
+    new.broker.groups.commit_offsets("readers", [NewOffset("t", 0, 78)])
     new.offload(OFFSETS_TOPIC)
     new.restart()
     assert [one.offset for one in new.broker.groups.group("readers")] == [78]

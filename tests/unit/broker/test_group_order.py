@@ -86,8 +86,8 @@ def topics():
 
 
 def test_a_commit_completed_late_does_not_overwrite_a_later_one(topics):
-    first = topics.start(topics.groups.commit, "g", [NewOffset("t", 0, 1)])
-    second = topics.start(topics.groups.commit, "g", [NewOffset("t", 0, 2)])
+    first = topics.start(topics.groups.commit_offsets, "g", [NewOffset("t", 0, 1)])
+    second = topics.start(topics.groups.commit_offsets, "g", [NewOffset("t", 0, 2)])
     topics.log.flush(1)
     second.join(0.2)
     topics.log.flush(0)
@@ -97,8 +97,8 @@ def test_a_commit_completed_late_does_not_overwrite_a_later_one(topics):
 
 
 def test_a_commit_is_visible_once_it_is_flushed(topics):
-    first = topics.start(topics.groups.commit, "g", [NewOffset("t", 0, 1)])
-    second = topics.start(topics.groups.commit, "h", [NewOffset("t", 0, 2)])
+    first = topics.start(topics.groups.commit_offsets, "g", [NewOffset("t", 0, 1)])
+    second = topics.start(topics.groups.commit_offsets, "h", [NewOffset("t", 0, 2)])
     topics.log.flush(0)
     first.join(10)
     assert topics.offset() == 1
@@ -114,12 +114,12 @@ def test_a_refused_append_changes_nothing_and_later_ones_succeed(topics):
 
     def commit():
         try:
-            topics.groups.commit("g", [NewOffset("t", 0, 1)])
+            topics.groups.commit_offsets("g", [NewOffset("t", 0, 1)])
         except DiskFull as error:
             refused.append(error)
 
     first = topics.start(commit)
-    second = topics.start(topics.groups.commit, "g", [NewOffset("t", 0, 2)])
+    second = topics.start(topics.groups.commit_offsets, "g", [NewOffset("t", 0, 2)])
     topics.log.appended[0].set_exception(DiskFull("full"))
     topics.log.flush(1)
     for thread in (first, second):
@@ -129,7 +129,7 @@ def test_a_refused_append_changes_nothing_and_later_ones_succeed(topics):
 
 
 def test_deleting_a_topic_deletes_a_commit_in_progress(topics):
-    committing = topics.start(topics.groups.commit, "g", [NewOffset("t", 0, 1)])
+    committing = topics.start(topics.groups.commit_offsets, "g", [NewOffset("t", 0, 1)])
     del topics.by_name["t"]
     forgetting = threading.Thread(target=topics.groups.forget_topic, args=("t",))
     forgetting.start()
@@ -146,7 +146,7 @@ def test_the_deletion_of_a_group_is_checked_with_a_commit_in_progress(topics):
     def check(names):
         raise Forbidden(", ".join(names))
 
-    committing = topics.start(topics.groups.commit, "g", [NewOffset("t", 0, 1)])
+    committing = topics.start(topics.groups.commit_offsets, "g", [NewOffset("t", 0, 1)])
     with ThreadPoolExecutor(1) as threads:
         deleting = threads.submit(topics.groups.delete, "g", check=check)
         topics.log.flush(0)
@@ -157,7 +157,7 @@ def test_the_deletion_of_a_group_is_checked_with_a_commit_in_progress(topics):
 
 
 def test_tombstones_that_failed_are_written_later(topics):
-    committing = topics.start(topics.groups.commit, "g", [NewOffset("t", 0, 1)])
+    committing = topics.start(topics.groups.commit_offsets, "g", [NewOffset("t", 0, 1)])
     topics.log.flush(0)
     committing.join(10)
     del topics.by_name["t"]

@@ -25,7 +25,7 @@ def test_a_small_index_is_cached_at_its_first_use_and_a_large_one_at_its_second(
 def test_an_invalidated_index_is_not_returned_and_starts_over():
     cache = IndexCache()
     cache.should_cache("large", size_bytes=1 << 16)
-    cache.put("large", offsets((1, 7), count=1 << 13))
+    cache.put_columns("large", offsets((1, 7), count=1 << 13))
     cache.invalidate("large")
     assert cache.get("large") is None
     assert not cache.should_cache("large", size_bytes=1 << 16)
@@ -34,9 +34,9 @@ def test_an_invalidated_index_is_not_returned_and_starts_over():
 def test_least_recently_used_indexes_are_evicted_at_the_limit():
     cache = IndexCache(limit_bytes=3 * (1000 + ENTRY_BYTES))
     for name in "abc":
-        cache.put(name, offsets((1, 7), count=125))
+        cache.put_columns(name, offsets((1, 7), count=125))
     cache.get("a")
-    cache.put("d", offsets((1, 7), count=125))
+    cache.put_columns("d", offsets((1, 7), count=125))
     assert [cache.get(name) is not None for name in "abcd"] == [True, False, True, True]
 
 
@@ -81,7 +81,7 @@ def test_a_corrupt_index_makes_a_nonblocking_read_fail(rolled):
     path = rolled.folder / f"{0:020d}{OFFSET_INDEX}"
     cache = rolled._state.files.indexes
     good = cache.get(str(path))
-    cache.put(str(path), offsets((1, 7), count=len(good)))
+    cache.put_columns(str(path), offsets((1, 7), count=len(good)))
     before = path.stat().st_ino
     assert at_once(rolled.read, 3, max_bytes=1) is None
     assert path.stat().st_ino == before, "only a blocking read rebuilds it"
@@ -94,7 +94,7 @@ def test_a_cached_index_that_is_corrupt_is_rebuilt_on_use(rolled):
     name = str(rolled.folder / f"{0:020d}{OFFSET_INDEX}")
     cache = rolled._state.files.indexes
     good = cache.get(name)
-    cache.put(name, offsets((1, 7), count=len(good)))
+    cache.put_columns(name, offsets((1, 7), count=len(good)))
     after = rolled.read(3, max_bytes=1)
     assert first_offset(after) == first_offset(before)
     assert after.next_offset == before.next_offset
