@@ -1,4 +1,4 @@
-"""Sizes and durations as people write and read them: `64KiB`, `7d`.
+"""Sizes, durations and times as people write and read them: `64KiB`, `7d`, `2026-02-01 12:00`.
 
 * What is printed is exact, in the unit that makes the number smallest, and can be given back.
 * `k` is 1000 and `Ki` is 1024, in upper or lower case. Without a unit a size is in bytes.
@@ -12,6 +12,8 @@ from typing import Final
 
 _SIZE: Final = re.compile(r"(-?\d+)\s*([KMGT]i?)?B?\Z", re.IGNORECASE | re.ASCII)
 _DURATION: Final = re.compile(r"(-?\d+)(\.\d+)?\s*(ms|s|min|m|h|d)?\Z", re.ASCII)
+_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d\Z", re.ASCII)
+_LOCAL: Final = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d(?:\.\d+)?)?\Z", re.ASCII)
 _MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _IN_BYTES: Final = {
     prefix + "B": base**power
@@ -59,3 +61,14 @@ def _in_largest_unit(value: int, units: dict[str, int], smallest: str) -> str:
         ((unit, size) for unit, size in units.items() if value % size == 0), key=lambda one: one[1]
     )
     return f"{value // size} {unit}"
+
+
+def in_utc(text: str) -> str:
+    """A date, or a time without a UTC offset, as RFC 3339 in UTC; anything else unchanged.
+
+    Only where people see how it was read: the API refuses such a time.
+    """
+    if _DATE.match(text):
+        return f"{text}T00:00:00Z"
+    match = _LOCAL.match(text)
+    return f"{match[1]}T{match[2]}{match[3] or ':00'}Z" if match else text

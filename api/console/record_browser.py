@@ -29,11 +29,10 @@ from tierlog.api.http.settings import MIB
 from tierlog.broker.partition import Partition
 from tierlog.broker.tiered_reads import Fetched, Tier
 from tierlog.manifest.state import OffsetGap
+from tierlog.record_format.units import in_utc
 
 _PAGE: Final = FetchQuery(max_bytes=MIB)
 MAX_HEADER: Final = 2000  # characters
-_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d\Z", re.ASCII)
-_LOCAL: Final = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d(?:\.\d+)?)?\Z", re.ASCII)
 
 
 class RecordsQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -117,14 +116,6 @@ def page_before(offset: int, gaps: Sequence[OffsetGap], *, limit: int) -> int:
         if gap.start_offset < offset <= gap.end_offset:
             offset = gap.start_offset
     return offset - limit
-
-
-def in_utc(text: str) -> str:
-    """A date, or a time without a UTC offset, as RFC 3339 in UTC; anything else unchanged."""
-    if _DATE.match(text):
-        return f"{text}T00:00:00Z"
-    match = _LOCAL.match(text)
-    return f"{match[1]}T{match[2]}{match[3] or ':00'}Z" if match else text
 
 
 def _tier_of(lines: list[RecordLine]) -> Tier | None:

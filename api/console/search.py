@@ -23,7 +23,6 @@ from typing import Annotated, Final, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import UNSET, Meta
 
-from tierlog.api.console.record_browser import in_utc
 from tierlog.api.console.record_filter import RecordFilter, parse_header, parse_json_test
 from tierlog.api.http import strict_json
 from tierlog.api.http.context import Context
@@ -43,6 +42,7 @@ from tierlog.broker.segment_listing import peek_segments
 from tierlog.broker.topics import Topic
 from tierlog.record_format.decode import Columns
 from tierlog.record_format.errors import OffsetTrimmed, TierlogError
+from tierlog.record_format.units import in_utc
 
 T = TypeVar("T")
 PIECE_BYTES: Final = MIB  # read at a time, at least one batch

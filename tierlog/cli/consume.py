@@ -5,22 +5,22 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from itertools import islice
 from threading import Thread
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
+from tierlog.cli import record_lines
 from tierlog.cli.options import TopicArgument, client_command, complete_group
 from tierlog.cli.output import for_stdout
-from tierlog.client.records import json_member, to_ms
+from tierlog.cli.record_range import LAST_MAX, Range, Reader, parse_filter, parse_range
 from tierlog.client.wire import Isolation
+from tierlog.host.clock import wall_clock_ms
 from tierlog.record_format.batch_runs import headers_in_order
-from tierlog.record_format.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from tierlog.client.client import Client
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from tierlog.client.wire import Limits
 
 MAX_FETCH_BYTES = 4 << 20
-_BATCHES_ALONE = (
-    "--format batches reads up to the high watermark: it does not go with --follow, --max-records "
-    "or --group"
-)
 
 
 class Format(StrEnum):
@@ -53,9 +49,49 @@ OffsetOption = Annotated[
     str | None,
     typer.Option(metavar="OFFSET", help="An offset, earliest (default), latest or earliest-local."),
 ]
-TimestampOption = Annotated[
+SinceOption = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="Start at this time instead: milliseconds, or RFC 3339."),
+    typer.Option(
+        "--since",
+        "--timestamp",
+        metavar="TIME",
+        help="Start at this time: 1h (ago), 2026-02-01T12:00 (UTC), RFC 3339 or milliseconds.",
+    ),
+]
+UntilOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="OFFSET|TIME", help="Stop before this offset, or before the first record at a time."
+    ),
+]
+LastOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=LAST_MAX, help="Only the last records: of all partitions, by timestamp."
+    ),
+]
+KeyOption = Annotated[str | None, typer.Option(help="Only records with this key.")]
+GrepOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATTERN", help="Only records whose value has this; a regular expression."
+    ),
+]
+ShowOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FIELDS",
+        help="Before the value, between tabs: any of "
+        + ",".join(name for name in record_lines.FIELDS if name != "value")
+        + ".",
+    ),
+]
+TemplateOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help=r"As kcat's -f: %s value, %k key, %o offset, %p partition, %T time, %h headers, \n.",
+    ),
 ]
 GroupOption = Annotated[
     str | None,
@@ -93,65 +129,86 @@ def consume(
     *,
     partition: PartitionOption = None,
     offset: OffsetOption = None,
-    timestamp: TimestampOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    last: LastOption = None,
+    key: KeyOption = None,
+    grep: GrepOption = None,
     group: GroupOption = None,
     max_records: MaxRecordsOption = None,
     isolation: IsolationOption = "read_uncommitted",
     follow: FollowOption = False,
+    show: ShowOption = None,
+    template: TemplateOption = None,
     format_: FormatOption = Format.VALUE,
 ) -> None:
     """Print records; stops at the high watermark unless --follow is given."""
     from tierlog.client.wire import Limits
 
-    start = _start(offset, timestamp, group)
+    wanted = parse_range(offset=offset, since=since, until=until, last=last, now_ms=wall_clock_ms())
     limits = Limits(max_bytes=MAX_FETCH_BYTES, isolation=isolation)
-    if format_ is Format.BATCHES:
-        if follow or max_records is not None or group is not None:
-            raise typer.BadParameter(_BATCHES_ALONE)
-        _batches(client, topic, partition, start=start, limits=limits)
+    parts = _parts(format_, show, template)
+    matches = parse_filter(key, grep)
+    if parts is None:
+        _check_batches(
+            {
+                "--follow": follow or None,
+                "--group": group,
+                "--max-records": max_records,
+                "--until": until,
+                "--last": last,
+                "--key": key,
+                "--grep": grep,
+            }
+        )
+        _batches(client, topic, partition, start=wanted, limits=limits)
         return
+    _check_options(wanted, group=group, follow=follow)
     topic_id = client.describe_topic(topic).topic_id if group and max_records else None
-    records = client.consume(
-        topic,
-        partitions=None if partition is None else [partition],
-        offset=start.offset,
-        timestamp=start.timestamp,
-        group=group,
-        follow=follow,
-        limits=limits,
-    )
+    reader = Reader(client, topic, partition, limits, group=group, matches=matches)
+    records = reader.read_range(wanted, follow=follow)
     if follow:
         watch = partial(_exit_when_output_closes, client)
         Thread(target=watch, name="output-watch", daemon=True).start()
     flush = follow or group is not None  # records are printed before they are committed
-    to_line = _value if format_ is Format.VALUE else _json
-    try:
-        count, last = _print(islice(records, max_records), to_line, flush=flush)
-    except KeyboardInterrupt:
-        if follow:
-            return  # the usual end
-        raise
-    if group is not None and last is not None and count == max_records:
+    to_line = record_lines.line_of(parts, for_stdout())
+    count, printed = _print(islice(records, max_records), to_line, flush=flush)
+    if group is not None and printed is not None and count == max_records:
         records.close()
-        _commit_last(client, group, last, topic_id=topic_id)
+        _commit_last(client, group, printed, topic_id=topic_id)
 
 
-class _Start(NamedTuple):
-    """Where reading starts; `timestamp`, in milliseconds, instead of `offset`."""
+def _parts(
+    format_: Format, show: str | None, template: str | None
+) -> Sequence[record_lines.Part] | None:
+    """What is printed of a record; None for whole batches. Raises BadParameter."""
+    if (show is not None) + (template is not None) + (format_ is not Format.VALUE) > 1:
+        raise typer.BadParameter("give one of --show, --template and --format")
+    if template is not None:
+        return record_lines.parse_template(template)
+    if show is not None:
+        return record_lines.shown_fields(show)
+    return {Format.VALUE: record_lines.VALUE_LINE, Format.JSON: record_lines.JSON_LINE}.get(format_)
 
-    offset: Any
-    timestamp: int | None
 
-
-def _start(offset: str | None, timestamp: str | None, group: str | None) -> _Start:
+def _check_batches(options: Mapping[str, object]) -> None:
     """Raises BadParameter."""
-    if offset is not None and timestamp is not None:
-        raise typer.BadParameter("give either --offset or --timestamp")
-    if group is not None and timestamp is not None:
+    given = [name for name, value in options.items() if value is not None]
+    if given:
         raise typer.BadParameter(
-            "--group continues from its commits: it does not go with --timestamp"
+            "--format batches copies whole batches up to the high watermark: it does not go with "
+            + " or ".join(given)
         )
-    return _Start(parse_offset(offset or "earliest"), _parse_time(timestamp))
+
+
+def _check_options(wanted: Range, *, group: str | None, follow: bool) -> None:
+    """Raises BadParameter."""
+    if group is not None and (wanted.timestamp is not None or wanted.last is not None):
+        raise typer.BadParameter(
+            "--group continues from its commits: it does not go with --since or --last"
+        )
+    if follow and wanted.has_end:
+        raise typer.BadParameter("--follow never ends: it does not go with --until")
 
 
 def _commit_last(client: Client, group: str, last: ConsumedRecord, *, topic_id: str | None) -> None:
@@ -164,33 +221,14 @@ def _commit_last(client: Client, group: str, last: ConsumedRecord, *, topic_id: 
     client.commit_offsets(group, [commit])
 
 
-def parse_offset(text: str) -> Any:
-    """A number or a keyword. Raises BadParameter."""
-    if text in {"earliest", "latest", "earliest-local"}:
-        return text
-    if not (text.isascii() and text.isdigit() and len(text) <= 19):
-        raise typer.BadParameter(
-            f"--offset must be a number, earliest, latest or earliest-local, not {text!r}"
-        )
-    return int(text)
-
-
-def _parse_time(text: str | None) -> int | None:
-    """Milliseconds. Raises BadParameter."""
-    try:
-        return to_ms(text)
-    except InvalidRequest as error:
-        raise typer.BadParameter(f"--timestamp: {error}") from error
-
-
 def _print(
-    records: Iterator[ConsumedRecord], to_line: Callable[[ConsumedRecord], bytes], *, flush: bool
+    records: Iterable[ConsumedRecord], to_line: Callable[[ConsumedRecord], bytes], *, flush: bool
 ) -> tuple[int, ConsumedRecord | None]:
     """Print the records; return their number and the last one."""
-    out, safe = sys.stdout.buffer, for_stdout()
+    out = sys.stdout.buffer
     count, record = 0, None
     for record in records:
-        out.write(safe(to_line(record)) + b"\n")
+        out.write(to_line(record))
         count += 1
         if flush:
             out.flush()
@@ -213,31 +251,12 @@ def _exit_when_output_closes(client: Client) -> None:
             os._exit(0)  # an interrupt of the main thread might wait for a long poll
 
 
-def _value(record: ConsumedRecord) -> bytes:
-    return record.value or b""
-
-
-def _json(record: ConsumedRecord) -> bytes:
-    return msgspec.json.encode(
-        {
-            "partition": record.partition,
-            "offset": record.offset,
-            "timestamp": record.timestamp,
-            **json_member("key", record.key),
-            **json_member("value", record.value),
-            "headers": [
-                {"name": name, **json_member("value", content)} for name, content in record.headers
-            ],
-        }
-    )
-
-
 def _batches(
     client: Client,
     topic: str,
     partition: int | None,
     *,
-    start: _Start,
+    start: Range,
     limits: Limits,
 ) -> None:
     """Write whole batches as stored, up to what was the high watermark or the last stable offset
@@ -249,7 +268,7 @@ def _batches(
         raise typer.BadParameter(
             "--format batches cannot be printed on a terminal: redirect it to a file or a pipe"
         )
-    offset, timestamp = start
+    offset, timestamp = start.offset, start.timestamp
     at_end, end = False, None
     while not at_end:
         page = client.fetch_batches(

@@ -351,7 +351,7 @@ def test_errors_are_one_line(tierlog, tmp_path):
     assert "no/such" in tierlog.fails(1, "produce", "missing", tmp_path / "no/such")
     assert "--offset" in tierlog.fails(2, "consume", "missing", "--offset", "soon")
     thousands = "9" * 5000  # more digits than Python converts
-    assert "--timestamp" in tierlog.fails(2, "consume", "missing", "--timestamp", thousands)
+    assert "--since" in tierlog.fails(2, "consume", "missing", "--timestamp", thousands)
     assert "--offset" in tierlog.fails(2, "consume", "missing", "--offset", thousands)
     both = ("--offset", "1", "--timestamp", "1")
     assert "give either --offset or --timestamp" in tierlog.fails(2, "consume", "missing", *both)
@@ -398,8 +398,8 @@ def test_produce_survives_a_broker_restart(tmp_path):
     assert process.stop() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_follower_that_is_stopped_commits_for_its_group(tierlog, number):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15)])
+def test_a_follower_that_is_stopped_commits_for_its_group(tierlog, number, code):
     topic = f"stopped-{number}"
     tierlog.ok("topic", "create", topic)
     tierlog.ok("produce", topic, stdin=b"a\nb\nc\n")
@@ -410,7 +410,7 @@ def test_a_follower_that_is_stopped_commits_for_its_group(tierlog, number):
     with open(read, "rb") as shown:
         assert [shown.readline() for _ in range(3)] == [b"a\n", b"b\n", b"c\n"]
         program.send_signal(number)
-        assert program.wait(30) == 0
+        assert program.wait(30) == code
     (offset,) = json.loads(tierlog.ok("group", "describe", topic))["offsets"]
     assert offset["offset"] in (2, 3), "the last one may not have been finished"
 

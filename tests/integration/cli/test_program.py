@@ -43,7 +43,7 @@ def test_help_names_every_command(offline):
         assert "Usage" in command_help
         assert "completion" not in command_help, "an option of the program only"
     serve = offline.ok("serve", "--help").decode()
-    for default in ("127.0.0.1:8640", "8MiB", "(86400000)", "(30)"):
+    for default in ("127.0.0.1:8640", "8 MiB", "1 d", "30 s"):
         assert default in serve
 
 
@@ -83,7 +83,7 @@ def test_help_names_every_command(offline):
             "store s3:/b/p: the URL has no bucket",
         ),
         (2, ("storage", "offload", "t", "--wait", "61"), "60, not '61'"),
-        (2, ("consume", "t", "--timestamp", "yesterday"), "--timestamp: 'yesterday' is not a time"),
+        (2, ("consume", "t", "--timestamp", "yesterday"), "--since: 'yesterday' is not a time"),
         (2, ("storage", "pin", "t", "p", "--store", "memory://", "--days", "inf"), "not 'inf'"),
         (
             1,

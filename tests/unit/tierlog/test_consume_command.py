@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tierlog.cli import consume, program
+from tierlog.cli.record_range import Range
 from tierlog.client.records import ConsumedRecord
 from tierlog.client.responses import FetchedBatches
 from tierlog.record_format.encode import encode_batch
@@ -34,8 +35,7 @@ def test_batches_end_where_the_log_ended_at_the_start(
         return FetchedBatches(b"".join(found), next_offset, 0, end, False, "hot", "id")
 
     client = SimpleNamespace(fetch_batches=fetch)
-    start = consume._start(None, None, None)
-    consume._batches(client, "t", 0, start=start, limits=None)  # type: ignore[arg-type]
+    consume._batches(client, "t", 0, start=Range(), limits=None)  # type: ignore[arg-type]
     assert capfdbinary.readouterr().out == b"".join(log[:4])
 
 
