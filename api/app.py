@@ -54,6 +54,7 @@ def create_app(broker: Broker, settings: HttpSettings) -> TierlogApp:
     for call in CALLS:
         if call.endpoint is not None:
             app.router.routes.append(ControlRoute(call, call.endpoint))
+    app.openapi_version = "3.2.0"  # the first that describes the events of a stream
     generate = app.openapi
     app.openapi = lambda: openapi.complete(generate(), CALLS)  # type: ignore[method-assign]
     return app

@@ -32,11 +32,13 @@ _CACHED_PATH_BYTES_MAX: Final = 512
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
     """A body of one media type. `schema`: a struct, a tuple of structs (any of them), or a JSON
-    schema. `listed_as`: the body is an object with a list of these under that name.
+    schema. `listed_as`: the body is an object with a list of these under that name. `of_items`:
+    it is a stream, and this is the schema of each line or event.
     """
 
     schema: Any
     listed_as: str = ""
+    of_items: bool = False
     example: Any = None
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 from tierlog.api.http import schemas
 from tierlog.api.http.admin import groups, operations, topics
 from tierlog.api.http.calls import Body, Call, OtherResponse
+from tierlog.api.http.docs import examples
 from tierlog.api.http.fetch import many
 from tierlog.api.http.fetch.segments import get_segment
 from tierlog.api.http.fetch.single import FetchQuery, fetch
@@ -23,7 +24,25 @@ from tierlog.broker.topics import TopicState
 from tierlog.record_format.findings import VerifyReport
 
 BINARY: Final[Any] = {"type": "string", "format": "binary"}
-LINES: Final[Any] = {"type": "string", "description": "one JSON value per line"}
+_LINE_REF: Final = {"$ref": "#/components/schemas/RecordLine"}
+_EVENT: Final[Any] = {
+    "description": "A record, or `error` with a problem as its data, which ends the stream.",
+    "type": "object",
+    "required": ["data"],
+    "properties": {
+        "id": {
+            "type": "string",
+            "description": "an offset, or of a topic `partition:offset` of each partition, joined "
+            "by commas; as `Last-Event-ID` it resumes after this record",
+        },
+        "event": {"enum": ["message", "error"], "default": "message"},
+        "data": {
+            "type": "string",
+            "contentMediaType": JSON,
+            "contentSchema": {"anyOf": [_LINE_REF, {"$ref": schemas.PROBLEM_REF}]},
+        },
+    },
+}
 NO_TOPIC: Final = ("unknown-topic",)
 NO_PARTITION: Final = ("unknown-topic", "unknown-partition")
 READING: Final = (
@@ -54,9 +73,10 @@ REBUILDING: Final = (
 )
 REBUILDING_TO_WRITE: Final = (*REBUILDING, "log-offline", "disk-full")
 
+_EVENTS: Final = Body(schema=_EVENT, of_items=True, example=examples.EVENT)
 _RECORDS_EXAMPLE: Final = {
     "records": [
-        {"key": "N14228", "value": {"carrier": "UA", "delay": 2}, "timestamp": 1357034400000},
+        {"key": "N14228", "value": {"carrier": "UA", "delay": 2}},
         {"value_base64": "AAEC", "headers": [{"name": "source", "value": "tower"}]},
     ]
 }
@@ -160,7 +180,7 @@ _BATCHES_ARE_PLAIN: Final = " Record batches may not be transactional, nor contr
 def _produce(path: str, *, to_partition: bool) -> Call:
     body = {
         JSON: Body(schema=RecordsIn, example=_RECORDS_EXAMPLE),
-        NDJSON: Body(schema=LINES, example=_LINES_EXAMPLE),
+        NDJSON: Body(schema={}, of_items=True, example=_LINES_EXAMPLE),
         OCTETS: Body(schema=BINARY),
     }
     headers: dict[str, str] = {}
@@ -201,9 +221,9 @@ def _produce(path: str, *, to_partition: bool) -> Call:
 
 
 _TAILING: Final = (
-    "Server-sent events. `offset` as for a fetch, default `latest`; `Last-Event-ID` wins. There is "
-    "no id until the first event: whoever reconnects before it starts at `offset` again, and "
-    "`latest` leaves out what was appended meanwhile."
+    "Server-sent events. `offset` or `timestamp`, not both, as for a fetch, default `latest`; "
+    "`Last-Event-ID` wins. There is no id until the first event: whoever reconnects before it "
+    "starts at `offset` again, and `latest` leaves out what was appended meanwhile."
 )
 _TAILING_ALL: Final = (
     " Refused while a partition is damaged or lost: follow the others one by one, or with `POST "
@@ -221,7 +241,7 @@ def _tail(path: str, *, whole_topic: bool) -> Call:
         description=_TAILING + (_TAILING_ALL if whole_topic else ""),
         query=TailQuery,
         headers={"Last-Event-ID": "the id of the last event received; resumes after it"},
-        response={EVENTS: Body(schema={"type": "string"})},
+        response={EVENTS: _EVENTS},
         response_headers={} if whole_topic else _LOG_HEADERS,
         problems=(*READING, "offset-trimmed", "offset-past-end"),
     )
@@ -238,15 +258,16 @@ _RECORD_CALLS: Final = (
         summary="Fetch from an offset, a keyword or a time",
         description=(
             "`offset`: a number, `earliest` (default), `latest` or `earliest-local`; `timestamp` "
-            "instead: milliseconds or RFC 3339. HEAD returns only the headers."
+            "instead: milliseconds or RFC 3339. One of them, not both. An event stream has "
+            "the parameters of `tail`. HEAD returns only the headers."
         ),
         query=FetchQuery,
         headers={"Last-Event-ID": "for an event stream, as for `tail`"},
         response={
             JSON: Body(schema=schemas.FetchedPartition),
-            NDJSON: Body(schema=LINES),
+            NDJSON: Body(schema=schemas.RecordLine, of_items=True, example=examples.LINE),
             BATCHES: Body(schema=BINARY),
-            EVENTS: Body(schema={"type": "string"}),
+            EVENTS: _EVENTS,
         },
         response_headers=_LOG_HEADERS,
         problems=(*READING, "offset-trimmed", "offset-past-end"),

@@ -169,6 +169,12 @@ class FetchedRecord(msgspec.Struct):
     value_base64: str | UnsetType | None = UNSET
 
 
+class RecordLine(FetchedRecord, kw_only=True):
+    """A line of NDJSON, or the data of an event."""
+
+    partition: int
+
+
 class FetchedPartition(msgspec.Struct):
     topic: str
     partition: int

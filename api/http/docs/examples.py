@@ -5,12 +5,13 @@ A test checks that each matches its schema, and that none is missing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
 _TOPIC_ID: Final = "Yh2uZyKKT5aFcGuNgd3XWA"
 _OWNER: Final = "2af2d330872d96663d53340610f6c4b9"
-_FIRST_MS, _LAST_MS = 1357034400000, 1357120740000
+_FIRST_MS, _LAST_MS = 1795860000000, 1795946340000
 _OBJECT: Final = f"prefix/topics/flights/{_TOPIC_ID}/0/segments/{0:020}-1-8f4f1f2cb8d0a1c2e3f4"
 _OFFSETS: Final = {
     "log_start_offset": 0,
@@ -44,6 +45,9 @@ _GROUP_OFFSET: Final = {
     "lag": 776,
     "metadata": "",
 }
+
+LINE: Final = json.dumps({"partition": 0, **_RECORD}) + "\n"
+EVENT: Final = f"id: {_RECORD['offset']}\ndata: {LINE}\n"
 
 EXAMPLES: Final[Mapping[str, Any]] = {
     "TopicList": {

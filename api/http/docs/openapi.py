@@ -17,52 +17,17 @@ from tierlog.api.http import problems
 from tierlog.api.http.access.scopes import OPEN_PATHS
 from tierlog.api.http.calls import Body, Call, OtherResponse
 from tierlog.api.http.docs.examples import EXAMPLES
+from tierlog.api.http.docs.shapes import (
+    HEADER_SHAPES,
+    PATH_PARAMETERS,
+    QUERY_PARAMETERS,
+    QUERY_SHAPES,
+    RULES,
+    Json,
+)
 from tierlog.api.http.schemas import PROBLEM_REF
 
-Json = dict[str, Any]
-
 _REF: Final = "#/components/schemas/{name}"
-_PATH_PARAMETERS: Final[Mapping[str, Json]] = {
-    "topic": {"type": "string", "pattern": "^[a-zA-Z0-9._-]{1,249}$"},
-    "partition": {"type": "integer", "minimum": 0},
-    "group": {"type": "string", "minLength": 1, "maxLength": 255},
-    "base_offset": {"type": "integer", "minimum": 0},
-}
-_QUERY_PARAMETERS: Final[Mapping[str, str]] = {
-    "acks": "wait until appended (1), until flushed (all, -1), or not at all (0)",
-    "deep": "read every byte of both tiers",
-    "encoding": "of keys and values: UTF-8 text, values that are JSON as JSON, or base64",
-    "envelope": "each line is a record object, not a value",
-    "from_offset": "begin with the segment that contains this offset",
-    "internal": "include topics whose names begin with __",
-    "isolation": "read_committed: up to the last stable offset, without aborted records",
-    "key": "the record's key, as text",
-    "key_base64": "the record's key, as bytes",
-    "limit": "the maximum number of segments in the response",
-    "max_bytes": "at most this much of the log, but always at least one batch or record",
-    "max_records": "at most this many records, or the batches that contain them",
-    "min_bytes": "with wait_ms: wait until this much can be read",
-    "offset": "a number, earliest, latest or earliest-local",
-    "prefix": "only topics whose names begin with this",
-    "timestamp": "milliseconds since the epoch, or RFC 3339 text: the first record at or after it",
-    "version": "of the manifest; the current one by default",
-    "wait_ms": "wait at most this long, then respond with what there is",
-}
-_QUERY_SHAPES: Final[Mapping[str, Json]] = {
-    "offset": {"type": "string", "pattern": r"^(\d{1,19}|earliest|latest|earliest-local)$"},
-    "timestamp": {
-        "type": "string",
-        "pattern": r"^(\d{1,19}|\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[-+]\d\d:\d\d))$",
-        "examples": ["1357034400000", "2013-01-01T10:00:00Z"],
-    },
-}
-_HEADER_SHAPES: Final[Mapping[str, Json]] = {
-    "If-Offset-Match": {"type": "integer", "minimum": 0},
-    "Producer-Id": {"type": "integer", "minimum": 0},
-    "Producer-Epoch": {"type": "integer", "minimum": 0, "maximum": 2**15 - 1},
-    "Producer-Sequence": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
-    "Content-Encoding": {"type": "string", "enum": ["gzip", "zstd", "x-gzip", "identity", ""]},
-}
 _KINDS: Final[Mapping[str, problems.Kind]] = {  # of rows with one code, the first
     kind.code: kind for kind in reversed((*problems.TABLE.values(), problems.INTERNAL))
 }
@@ -137,6 +102,8 @@ class Schemas:
         name = PROBLEM_REF.rpartition("/")[2]
         assert name not in components, "one name, one schema"
         self.components: Json = {**components, name: PROBLEM_SCHEMA}
+        for name, rule in RULES.items():
+            _complete_schema(self.components[name], rule)
 
     def of(self, body: Body) -> Json:
         if isinstance(body.schema, dict):
@@ -150,6 +117,15 @@ class Schemas:
             "required": [body.listed_as],
             "properties": {body.listed_as: {"type": "array", "items": shape}},
         }
+
+
+def _complete_schema(schema: Json, rule: Json) -> None:
+    """Add a rule to the schema of a struct, and to those of its members."""
+    members = schema["properties"]
+    schema |= {key: value for key, value in rule.items() if key != "properties"}
+    for name, shape in rule.get("properties", {}).items():
+        assert name in members, "a rule is about a member that exists"
+        members[name] = shape if "anyOf" in members[name] else members[name] | shape
 
 
 def complete(document: Json, calls: Iterable[Call]) -> Json:
@@ -203,7 +179,7 @@ def operation(call: Call, schemas: Schemas) -> Json:
 
 def _path_parameters(call: Call) -> Iterable[Json]:
     for name in re.findall(r"{(\w+)}", call.path):
-        yield {"name": name, "in": "path", "required": True, "schema": _PATH_PARAMETERS[name]}
+        yield {"name": name, "in": "path", "required": True, **PATH_PARAMETERS[name]}
 
 
 def _query_parameters(call: Call) -> Iterable[Json]:
@@ -216,8 +192,8 @@ def _query_parameters(call: Call) -> Iterable[Json]:
             "name": name,
             "in": "query",
             "required": False,
-            "description": _QUERY_PARAMETERS[name],
-            "schema": _QUERY_SHAPES.get(name, shape),
+            "description": QUERY_PARAMETERS[name],
+            "schema": QUERY_SHAPES.get(name, shape),
         }
 
 
@@ -229,14 +205,14 @@ def _header_parameters(call: Call) -> Iterable[Json]:
             "in": "header",
             "required": False,
             "description": description,
-            "schema": _HEADER_SHAPES.get(name, {"type": "string"}),
+            "schema": HEADER_SHAPES.get(name, {"type": "string"}),
         }
 
 
 def _content(bodies: Mapping[str, Body], schemas: Schemas) -> Json:
     content: Json = {}
     for media_type, body in bodies.items():
-        content[media_type] = {"schema": schemas.of(body)}
+        content[media_type] = {"itemSchema" if body.of_items else "schema": schemas.of(body)}
         if (example := _example(body)) is not None:
             content[media_type]["example"] = example
     return content

@@ -45,7 +45,7 @@ _CANDIDATES_PER_RECORD: Final = 4
 
 
 class HeaderIn(msgspec.Struct, forbid_unknown_fields=True):
-    """One header of a record. Exactly one of `value` and `value_base64`; null is a null value."""
+    """One header of a record. `value` or `value_base64`, not both; null or neither: null."""
 
     name: str
     value: str | UnsetType | None = UNSET
@@ -56,7 +56,9 @@ _HeadersIn = list[HeaderIn] | dict[str, str | None] | UnsetType | None
 
 
 class RecordIn(msgspec.Struct, forbid_unknown_fields=True):
-    """One record. `key` and `value` may be any JSON; `*_base64` carry bytes; not both forms."""
+    """One record. `key` and `value` may be any JSON; `*_base64` carry bytes; not both forms
+    (null counts as missing).
+    """
 
     key: msgspec.Raw | UnsetType = UNSET
     key_base64: bytes | UnsetType | None = UNSET

@@ -1,5 +1,6 @@
 """`/docs`, which loads nothing from the network."""
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -82,6 +83,70 @@ def test_every_body_may_be_compressed(api: Api) -> None:
         and "Content-Encoding" not in {parameter["name"] for parameter in call["parameters"]}
     ]
     assert unsaid == []
+
+
+def test_every_example_can_be_sent(api: Api) -> None:
+    document = api.get("/openapi.json").json()
+    requests = sorted(_requests(document), key=_turn)
+    for method, path, operation in requests:
+        if (method, path) != ("post", "/v1/topics"):
+            _fill_flights(api)
+        for headers, body in _bodies(operation):
+            with api.stream(
+                method, path, params=_query(operation), headers=headers, content=body
+            ) as response:
+                allowed = {status for status in operation["responses"] if status < "300"}
+                assert str(response.status_code) in allowed, (method, path, body, response.read())
+
+
+def test_what_excludes_each_other_is_said_where_it_is_given(api: Api) -> None:
+    for path, methods in api.get("/openapi.json").json()["paths"].items():
+        given = {one["name"]: one for one in methods.get("get", {}).get("parameters", ())}
+        if {"offset", "timestamp"} <= given.keys():
+            assert "not both" in methods["get"]["description"], path
+            assert "not together with timestamp" in given["offset"]["description"], path
+
+
+def _turn(request: tuple[str, str, Any]) -> tuple[int, str]:
+    """What the examples name has to exist first, and is deleted last."""
+    method, path, _ = request
+    order = ["put", "get", "patch", "post", "delete"]
+    return (-1 if (method, path) == ("post", "/v1/topics") else order.index(method)), path
+
+
+def _fill_flights(api: Api) -> None:
+    """As many records as the examples count on."""
+    end = api.get("/v1/topics/flights/partitions/0/offsets").json()["log_end_offset"]
+    if end < 1000:
+        api.values("flights", *range(1000))
+
+
+def _requests(document: Any) -> Iterator[tuple[str, str, Any]]:
+    """Each call, on the path of its parameters' examples."""
+    for template, methods in document["paths"].items():
+        for method, operation in methods.items():
+            named = {
+                one["name"]: one["example"]
+                for one in operation.get("parameters", ())
+                if one["in"] == "path"
+            }
+            yield method, template.format(**named), operation
+
+
+def _query(operation: Any) -> dict[str, Any]:
+    """As Swagger UI fills it in."""
+    given = [one for one in operation.get("parameters", ()) if one["in"] == "query"]
+    return {one["name"]: one["schema"]["default"] for one in given if "default" in one["schema"]}
+
+
+def _bodies(operation: Any) -> Iterator[tuple[dict[str, str], bytes | None]]:
+    content = operation.get("requestBody", {}).get("content", {})
+    if not content:
+        yield {}, None
+    for media_type, described in content.items():
+        for example in _values(described) if "example" in described else ():
+            text = example if isinstance(example, str) else json.dumps(example)
+            yield {"content-type": media_type}, text.encode()
 
 
 def _values(content: dict[str, Any]) -> list[object]:

@@ -1,0 +1,145 @@
+"""What a request may hold, where the types that decode it do not say so; handlers check it.
+
+`RULES` completes the schemas of structs, by their names. OpenAPI has no words for a rule between
+two parameters, or between a parameter and the body's media type: their descriptions say it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tierlog.api.http.settings import MAX_OFFSET, MAX_PARTITION
+from tierlog.api.http.strict_json import MAX_TIMESTAMP
+from tierlog.hot_tier.log_config import KEYS, ConfigKey
+from tierlog.record_format.topic_rules import MAX_NAME_LENGTH, MAX_PARTITIONS
+
+Json = dict[str, Any]
+
+_TOPIC_NAME: Final[Json] = {
+    "type": "string",
+    "pattern": f"^[a-zA-Z0-9._-]{{1,{MAX_NAME_LENGTH}}}$",
+    "not": {"enum": [".", ".."]},
+}
+# RFC 3339; the month's days are the calendar's business.
+_TIME_TEXT: Final[Json] = {
+    "type": "string",
+    "pattern": r"^(19[7-9]\d|[2-9]\d{3})-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])[Tt ]"
+    r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?([Zz]|[-+]([01]\d|2[0-3]):[0-5]\d)$",
+}
+_MILLISECONDS: Final[Json] = {"type": "integer", "minimum": 0, "maximum": MAX_TIMESTAMP}
+_TIME: Final[Json] = {"anyOf": [_MILLISECONDS, _TIME_TEXT]}
+_OFFSET: Final[Json] = {"type": "integer", "minimum": 0, "maximum": MAX_OFFSET}
+_PARTITION: Final[Json] = {"type": "integer", "minimum": 0, "maximum": MAX_PARTITION}
+_POSITION: Final[Json] = {
+    "anyOf": [_OFFSET, {"type": "string", "enum": ["earliest", "latest", "earliest-local"]}]
+}
+_BASE64: Final[Json] = {
+    "type": "string",
+    "contentEncoding": "base64",
+    "pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
+}
+_NULL: Final[Json] = {"type": "null"}
+_BASE64_OR_NULL: Final[Json] = {"anyOf": [_BASE64, _NULL]}
+
+PATH_PARAMETERS: Final[Mapping[str, Json]] = {
+    "topic": {"schema": _TOPIC_NAME, "example": "flights"},
+    "partition": {"schema": _PARTITION, "example": 0},
+    "group": {"schema": {"type": "string", "minLength": 1, "maxLength": 255}, "example": "reports"},
+    "base_offset": {"schema": _OFFSET, "example": 0},
+}
+QUERY_PARAMETERS: Final[Mapping[str, str]] = {
+    "acks": "wait until appended (1), until flushed (all, -1), or not at all (0)",
+    "deep": "read every byte of both tiers",
+    "encoding": "of keys and values: UTF-8 text, values that are JSON as JSON, or base64",
+    "envelope": "each line is a record object, not a value; only with application/x-ndjson",
+    "from_offset": "begin with the segment that contains this offset",
+    "internal": "include topics whose names begin with __",
+    "isolation": "read_committed: up to the last stable offset, without aborted records",
+    "key": "the record's key, as text; only with application/octet-stream",
+    "key_base64": "the record's key, as bytes; only with application/octet-stream, and not "
+    "together with key",
+    "limit": "the maximum number of segments in the response",
+    "max_bytes": "at most this much of the log, but always at least one batch or record",
+    "max_records": "at most this many records, or the batches that contain them",
+    "min_bytes": "with wait_ms: wait until this much can be read",
+    "offset": "a number, earliest, latest or earliest-local; not together with timestamp",
+    "prefix": "only topics whose names begin with this",
+    "timestamp": "milliseconds since the epoch, or RFC 3339 text: the first record at or after it; "
+    "where there is an offset parameter, not together with it",
+    "version": "of the manifest; the current one by default",
+    "wait_ms": "wait at most this long, then respond with what there is",
+}
+QUERY_SHAPES: Final[Mapping[str, Json]] = {
+    "offset": _POSITION,
+    "timestamp": _TIME,
+    "key_base64": _BASE64,
+}
+HEADER_SHAPES: Final[Mapping[str, Json]] = {
+    "If-Offset-Match": _OFFSET,
+    "Producer-Id": _OFFSET,
+    "Producer-Epoch": {"type": "integer", "minimum": 0, "maximum": 2**15 - 1},
+    "Producer-Sequence": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+    "Content-Encoding": {"type": "string", "enum": ["gzip", "zstd", "x-gzip", "identity", ""]},
+}
+
+
+def _not_both(name: str) -> Json:
+    """Of a member and its form in base64 at most one is not null."""
+    coded = f"{name}_base64"
+    given = {name: {"not": _NULL}, coded: {"not": _NULL}}
+    return {"not": {"required": [name, coded], "properties": given}}
+
+
+def _config(*, nullable: bool) -> Json:
+    return {
+        "properties": {key.name: _config_value(key, nullable=nullable) for key in KEYS},
+        "additionalProperties": False,
+    }
+
+
+def _config_value(key: ConfigKey, *, nullable: bool) -> Json:
+    """Numbers and booleans may be text, as Kafka's tools send them."""
+    text: Json = {"type": "string"}
+    shapes: list[Json]
+    if key.kind == "boolean":
+        shapes = [{"type": "boolean"}, {"type": "string", "pattern": "^([Tt]rue|[Ff]alse)$"}]
+    elif key.kind == "text":
+        shapes = [text | {"enum": list(key.choices)}]
+    elif key.kind == "list":
+        shapes = [text | {"pattern": f"^({'|'.join(key.choices)})(, ?({'|'.join(key.choices)}))*$"}]
+    else:
+        kind = "number" if key.kind == "double" else "integer"
+        shapes = [{"type": kind, "minimum": key.minimum, "maximum": key.maximum}, text]
+    return {"description": key.doc, "anyOf": [*shapes, *([_NULL] if nullable else [])]}
+
+
+_PARTITIONS: Final[Json] = {"minimum": 1, "maximum": MAX_PARTITIONS}
+RULES: Final[Mapping[str, Json]] = {
+    "CreateTopic": {
+        "properties": {
+            "name": _TOPIC_NAME,
+            "partitions": _PARTITIONS,
+            "config": _config(nullable=False),
+        }
+    },
+    "AlterTopic": {
+        "minProperties": 1,
+        "properties": {"partitions": _PARTITIONS, "config": _config(nullable=True)},
+    },
+    "RecordsIn": {"properties": {"records": {"minItems": 1}}},
+    "RecordIn": {
+        "allOf": [_not_both("key"), _not_both("value")],
+        "properties": {
+            "key_base64": _BASE64_OR_NULL,
+            "value_base64": _BASE64_OR_NULL,
+            "timestamp": {"anyOf": [_MILLISECONDS, _TIME_TEXT, _NULL]},
+            "partition": {"anyOf": [_PARTITION, _NULL]},
+        },
+    },
+    "HeaderIn": {
+        **_not_both("value"),
+        "properties": {"value_base64": _BASE64_OR_NULL},
+    },
+    "RequestedPartition": {"properties": {"partition": _PARTITION, "offset": _POSITION}},
+}

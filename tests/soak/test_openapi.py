@@ -1,0 +1,14 @@
+"""The API against its OpenAPI document, by schemathesis, for as long as one likes."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.schemathesis_run import run_schemathesis
+from tests.fakes.soak import MINUTES, soak_seed
+
+
+@pytest.mark.soak
+def test_schemathesis_finds_nothing_at_random(tmp_path: Path) -> None:
+    run = run_schemathesis(tmp_path, "--seed", str(soak_seed()), seconds=60 * MINUTES)
+    assert run.returncode == 0, run.stdout
