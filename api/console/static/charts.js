@@ -1,7 +1,7 @@
 // Throughput and lag over the last hour from /console/samples: the whole ring once, then new samples.
 "use strict";
 (() => {
-  const { bytes, short, duration } = window.tierlog;
+  const { bytes, short, duration, moment, zone } = window.tierlog;
   const KEEP = 720;
   // Of each line: the column of samples, and the colour; of each value beside them: the column, and its unit.
   // The template has a key for each, in this order.
@@ -23,8 +23,7 @@
   const LEAST_SPAN_S = 600, MOST_SPAN_S = 3600;
   let running = null; // {root, plots by name, columns of samples}
 
-  // UTC, as everywhere in the console.
-  const clock = (s) => new Date(s * 1000).toISOString().slice(11, 19);
+  const clock = (s) => moment(s * 1000).slice(11, 19);
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   const of = (chart, columns) => [columns.at_ms.map((ms) => ms / 1000), ...chart.lines.map(([name]) => columns[name])];
@@ -55,7 +54,7 @@
   // Write the values under the pointer, or else the newest, beside the lines' names.
   function showValues(figure, chart, at) {
     const { columns } = running;
-    figure.querySelector("[data-at]").textContent = at == null ? "UTC" : `${clock(columns.at_ms[at] / 1000)} UTC`;
+    figure.querySelector("[data-at]").textContent = at == null ? zone() : `${clock(columns.at_ms[at] / 1000)} ${zone()}`;
     const shown = [...chart.lines.map(([name]) => [name, chart.unit]), ...(chart.beside ?? [])];
     figure.querySelectorAll("[data-value]").forEach((place, index) => {
       const [name, unit] = shown[index];
@@ -110,5 +109,6 @@
     resizing = setTimeout(() => running && document.contains(running.root) && draw({ anew: true }), 100);
   };
   window.addEventListener("resize", again);
+  document.body.addEventListener("chosen", again);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
 })();

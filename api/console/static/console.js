@@ -188,6 +188,7 @@
     if (route === undefined) return;
     event.preventDefault();
     const given = new URLSearchParams(new FormData(event.target));
+    for (const name of ["at", "start", "end"]) if (given.get(name)) given.set(name, window.tierlog.inZone(given.get(name)));
     const address = `#${route}?${given}`;
     if (address === location.hash) return show({ again: true });
     savePlace();

@@ -35,21 +35,30 @@
     return ms >= 1000 || !ms ? `${Math.floor(ms / 1000)} s` : `${ms.toFixed(0)} ms`;
   }
 
-  let isLocal = false;
+  const isLocal = () => document.documentElement.dataset.zone === "local";
 
   // To the millisecond: 2013-07-04 01:00:01.005Z, or with the browser's offset from UTC.
   function moment(ms) {
     if (!(ms >= 0)) return "–";
     if (ms > MAX_DATE_MS) return `${ms} ms`;
-    const minutes = isLocal ? -new Date(ms).getTimezoneOffset() : 0;
+    const minutes = isLocal() ? -new Date(ms).getTimezoneOffset() : 0;
     const text = new Date(ms + minutes * 60_000).toISOString().replace("T", " ");
-    if (!isLocal) return text;
+    if (!isLocal()) return text;
     const pad = (number) => `${Math.floor(number)}`.padStart(2, "0");
     const size = Math.abs(minutes);
     return `${text.slice(0, -1)}${minutes < 0 ? "-" : "+"}${pad(size / 60)}:${pad(size % 60)}`;
   }
 
-  const zone = () => (isLocal ? "local time" : "UTC");
+  const zone = () => (isLocal() ? "local time" : "UTC");
 
-  window.tierlog = { visible, bytes, short, count, duration, moment, zone, useLocalTime: (wanted) => (isLocal = wanted) };
+  // A date, or a time without an offset, as it was typed, with the offset of the zone that times are shown in.
+  function inZone(text) {
+    const match = /^\s*(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d(?:\.\d+)?)?))?\s*$/.exec(text);
+    if (!match || !isLocal()) return text;
+    const time = new Date(`${match[1]}T${match[2] ?? "00:00"}`);
+    return Number.isNaN(time.valueOf()) ? text : time.toISOString();
+  }
+
+
+  window.tierlog = { visible, bytes, short, count, duration, moment, zone, inZone };
 })();

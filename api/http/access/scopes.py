@@ -66,6 +66,7 @@ TEXT: Final = b"text/plain; charset=utf-8"
 # The static files by name, with their media types.
 CONSOLE_NAMES: Final[Mapping[str, bytes]] = {
     "charts.js": SCRIPT,
+    "choices.js": SCRIPT,
     "console.css": STYLE,
     "console.js": SCRIPT,
     "format.js": SCRIPT,

@@ -20,7 +20,15 @@ from tierlog.api.http.access.scopes import CONSOLE_NAMES
 
 CONSOLE = files("tierlog.api.console")
 TEMPLATES = sorted(path.name for path in CONSOLE.joinpath("templates").iterdir())
-OWN_SCRIPTS = ("charts.js", "console.js", "format.js", "search.js", "tail.js", "viewer.js")
+OWN_SCRIPTS = (
+    "charts.js",
+    "choices.js",
+    "console.js",
+    "format.js",
+    "search.js",
+    "tail.js",
+    "viewer.js",
+)
 
 
 def static(name: str) -> str:
@@ -40,7 +48,7 @@ def test_no_template_marks_anything_as_safe_or_brings_a_script(name: str) -> Non
     filters = {node.name for node in parsed.find_all(nodes.Filter)}
     assert not filters & {"safe", "forceescape", "xmlattr", "tojson"}
     assert not list(parsed.find_all(nodes.ScopedEvalContextModifier))
-    assert not re.search(r"<script(?! defer src=\"/console/static/)", source)
+    assert not re.search(r"<script(?!( defer)? src=\"/console/static/)", source)
     assert not re.search(r"\s(style|on\w+|hx-on[:\w-]*|srcdoc)=[\"']", source)
     assert not re.search(r"hx-(post|put|patch|delete|vals|vars)", source)
     assert "autoescape" not in source
@@ -78,7 +86,8 @@ def _contrast(one: str, other: str) -> float:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read_in_light_and_dark(scheme: str) -> None:
-    light, dark = re.findall(r":root \{(.*?)\}", static("console.css"), re.DOTALL)[:2]
+    light, dark, chosen = re.findall(r":root[^{]* \{(.*?)\}", static("console.css"), re.DOTALL)[:3]
+    assert dark.split() == chosen.split()
     names = dict(re.findall(r"--(\w[\w-]*): (#[0-9a-f]{6})", light if scheme == "light" else dark))
     for text in ("text", "dim", "link"):
         for back in ("back", "card", "chosen"):
