@@ -25,7 +25,7 @@ from tierlog.api.console.record_browser import RecordsQuery, record_page
 from tierlog.api.console.rendering import HEADERS, NOTHING_NEW, fragment, page
 from tierlog.api.console.samples import Sampler, series
 from tierlog.api.console.search import SearchQuery
-from tierlog.api.console.search_pages import Searches, record
+from tierlog.api.console.search_pages import DownloadQuery, Searches, record
 from tierlog.api.http.access.scopes import CONSOLE_NAMES, Grant
 from tierlog.api.http.admin.topics import FromOffset
 from tierlog.api.http.calls import Call, Handler
@@ -128,6 +128,7 @@ class Console:
             _TOPIC: (topic, TopicQuery),
             _TOPIC + "/search": (self._searches.form, SearchQuery),
             _TOPIC + "/found": (self._searches.found, SearchQuery),
+            _TOPIC + "/download": (self._searches.download, DownloadQuery),
             _TOPIC + "/tail": (topic_tail, None),
             _PARTITION + "/records": (records, RecordsQuery),
             _PARTITION + "/records/{offset}": (record, None),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -57,6 +58,7 @@ def environment() -> Environment:
         dollars=dollars,
         visible=visible,
     )
+    made.globals["has_parquet"] = find_spec("pyarrow") is not None
     return made
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from functools import partial
 from typing import Final
 from weakref import WeakSet
 
 import msgspec
 
+from tierlog.api.console.downloads import MEDIA_TYPES, FileFormat, RecordFile, record_file
 from tierlog.api.console.record_browser import (
     DisplayText,
     RecordsQuery,
@@ -67,6 +69,10 @@ class FoundLine(msgspec.Struct):
     progress: Progress
 
 
+class DownloadQuery(SearchQuery, forbid_unknown_fields=True):
+    format: FileFormat = "ndjson"
+
+
 class Searches:
     """Those that are under way. Used on the event loop."""
 
@@ -99,6 +105,22 @@ class Searches:
         run = self._begin(context, topic, search)
         return StreamResponse(_STREAM, _lines(context, exchange, run, search.wanted.text))
 
+    async def download(self, context: Context, exchange: Exchange) -> AnyResponse:
+        """As `found`, with whole records. What its budget ends is cut short, as a client sees."""
+        query, topic = exchange.query(DownloadQuery), context.broker.topic(exchange.topic)
+        name = topic.record.name
+        make = partial(record_file, query.format, topic=name)
+        file = await context.run_in(context.searchers, make)
+        run = self._begin(context, topic, parse_search(query))
+        disposition = f'attachment; filename="{name}.{query.format}"'.encode()
+        headers = [
+            (b"content-type", MEDIA_TYPES[query.format]),
+            (b"content-disposition", disposition),
+            NO_STORE,
+            *HEADERS,
+        ]
+        return StreamResponse(headers, _file(context, exchange, run, file))
+
     def _begin(self, context: Context, topic: Topic, search: Search) -> SearchRun:
         """A search is under way for as long as something refers to it."""
         settings = context.settings
@@ -122,6 +144,19 @@ async def _lines(
                     return
                 await context.access.recheck(exchange)
     yield _line(run.progress)
+
+
+async def _file(
+    context: Context, exchange: Exchange, run: SearchRun, file: RecordFile
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(run.pieces()) as pieces:
+        async for piece in pieces:
+            if piece.batches:
+                yield await context.run_in(context.searchers, partial(file.add, piece))
+                await context.access.recheck(exchange)
+    if run.progress.end in ("bytes", "time"):
+        raise Throttled("a download ended with its budget: take a smaller range")
+    yield await context.run_in(context.searchers, file.end)
 
 
 def _line(progress: Progress, records: list[FoundRecord] | None = None) -> bytes:

@@ -3,6 +3,7 @@
 // Bounded by the search's own limit. Leaving the page ends the request, and with it the search.
 "use strict";
 (() => {
+  const MOST = 10_000; // records of a search
   const REST = {
     complete: "everything was searched",
     limit: "there may be more",
@@ -17,6 +18,7 @@
       const part = (name) => root.querySelector(`[data-search-${name}]`);
       this.root = root;
       [this.button, this.state, this.read, this.troubles] = ["stop", "state", "read", "troubles"].map(part);
+      this.files = part("files");
       this.bar = root.querySelector("progress");
       this.list = root.querySelector(".list");
       this.place = "";
@@ -76,7 +78,18 @@
       this.state.textContent = `${window.tierlog.count(this.found)} found; ${REST[reason]}`;
       this.button.hidden = reason === "complete";
       this.button.textContent = this.place ? "Go on from here" : "Again";
+      this.files.hidden = !this.found;
+      this.files.querySelector("button").dataset.download = this.fileUrl();
       this.root.dataset.ended = reason;
+    }
+
+    // What is shown, found again: as much, and up to the same place.
+    fileUrl() {
+      const [path, given] = this.root.dataset.search.split("?");
+      const query = new URLSearchParams(given);
+      query.set("until", this.place);
+      query.set("limit", Math.min(this.found, MOST) || 1);
+      return `${path.replace(/found$/, "download")}?${query}`;
     }
 
     row({ partition, offset, timestamp, tier, key, value }) {

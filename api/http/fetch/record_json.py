@@ -170,7 +170,7 @@ def write_lines(page: Page, *, partition: int, encoding: Encoding) -> PageText:
         return PageText((line, b"\n"), page.next_offset, 1)
 
     def encode(columns: Columns) -> bytes:
-        return _ENCODER.encode_lines(list(_lines(columns, partition, encoding)))
+        return _ENCODER.encode_lines(list(lines_of(columns, partition, encoding)))
 
     return _write(page, encode, b"", TEXT_BYTES)
 
@@ -182,7 +182,7 @@ def event_lines(page: Page, *, partition: int, encoding: Encoding) -> list[tuple
     return [
         (line.offset, _ENCODER.encode(line))
         for columns in page.batches
-        for line in _lines(columns, partition, encoding)
+        for line in lines_of(columns, partition, encoding)
     ]
 
 
@@ -206,7 +206,7 @@ def _records(columns: Columns, encoding: Encoding) -> Iterable[RecordOut]:
     return map(RecordOut, *_members(columns, encoding, one_line=False))
 
 
-def _lines(columns: Columns, partition: int, encoding: Encoding) -> Iterable[RecordLine]:
+def lines_of(columns: Columns, partition: int, encoding: Encoding) -> Iterable[RecordLine]:
     return map(RecordLine, repeat(partition), *_members(columns, encoding, one_line=True))
 
 

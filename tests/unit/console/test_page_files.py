@@ -24,6 +24,7 @@ OWN_SCRIPTS = (
     "charts.js",
     "choices.js",
     "console.js",
+    "download.js",
     "format.js",
     "search.js",
     "tail.js",
