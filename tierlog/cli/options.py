@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, get
 
 import typer
 
+from tierlog.cli.help import COMMON_OPTIONS
 from tierlog.cli.output import Output, note, printable
 from tierlog.client.wire import DEFAULT_SERVER
 from tierlog.record_format.errors import StoreUnavailable, TierlogError, UnknownTopic, did_you_mean
@@ -191,7 +192,14 @@ def _ask(ctx: typer.Context, names: Callable[[Client], Iterable[str]]) -> list[s
 
 
 Server = Annotated[
-    str, typer.Option("--server", envvar="TIERLOG_SERVER", help="URL of the broker.")
+    str,
+    typer.Option(
+        "--server",
+        envvar="TIERLOG_SERVER",
+        metavar="URL",
+        help="URL of the broker.",
+        rich_help_panel=COMMON_OPTIONS,
+    ),
 ]
 Token = Annotated[
     str | None,
@@ -203,6 +211,8 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(
         "--token-file",
+        metavar="FILE",
+        rich_help_panel=COMMON_OPTIONS,
         help="File with a token; by default TIERLOG_TOKEN, or the file in TIERLOG_TOKEN_FILE.",
     ),
 ]
@@ -211,6 +221,8 @@ CaFile = Annotated[
     typer.Option(
         "--ca-file",
         envvar="TIERLOG_CA_FILE",
+        metavar="FILE",
+        rich_help_panel=COMMON_OPTIONS,
         help="PEM file of the authority that signed the broker's certificate.",
     ),
 ]
@@ -226,7 +238,10 @@ TopicOrAll = Annotated[
 OutputOption = Annotated[
     Output,
     typer.Option(
-        "--output", metavar="FORM", help="text, json, or auto: text on a terminal, JSON elsewhere."
+        "--output",
+        metavar="FORM",
+        rich_help_panel=COMMON_OPTIONS,
+        help="text, json, or auto: text on a terminal, JSON elsewhere.",
     ),
 ]
 YesOption = Annotated[

@@ -19,8 +19,6 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -62,6 +60,8 @@ class Output(StrEnum):
 
 def print_json(document: Any) -> None:
     """One document, indented on a terminal."""
+    import msgspec
+
     encoded = msgspec.json.encode(document, enc_hook=str)
     if sys.stdout.isatty():
         encoded = msgspec.json.format(encoded, indent=2)

@@ -6,7 +6,7 @@ shell reports 143, and systemd a clean stop.
 
 * A failure that a user can cause is one line on stderr. A traceback is a bug in tierlog.
 * A command's module is imported when the command is called: `tierlog --help` and the completion of
-  its name import none of them.
+  its name import none of them, nor rich, pydantic or msgspec.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from types import FrameType, MappingProxyType
 from typing import Any, Final, NamedTuple, NoReturn
@@ -24,6 +25,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from tierlog.cli.help import format_help
 from tierlog.cli.output import printable
 from tierlog.extras import how_to_install
 from tierlog.record_format.errors import (
@@ -127,19 +129,9 @@ def load_command(name: str) -> Any:
 
 
 def _prepare_help(command: Any) -> None:
-    """Unwrap the docstrings: the terminal wraps them to its own width."""
-    paragraphs = (command.help or "").split("\n\n")
-    command.help = "\n\n".join(" ".join(one.split()) for one in paragraphs)
-    _hide_types_of_flags(command.params)
+    command.format_help = partial(format_help, command)
     for part in getattr(command, "commands", {}).values():
         _prepare_help(part)
-
-
-def _hide_types_of_flags(parameters: Iterable[Any]) -> None:
-    """`--yes <bool>` would read as if a value were to follow."""
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False):
-            parameter.metavar = ""
 
 
 app = typer.Typer(
@@ -148,6 +140,7 @@ app = typer.Typer(
     help="A tiered log store: new records on local disk, sealed segments in your bucket.",
     epilog="Clients use --server or TIERLOG_SERVER. See also tierlog COMMAND --help.",
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -238,7 +231,7 @@ def _ignore_errors_of_stderr() -> None:
 def run_command(arguments: list[str]) -> int:
     """Run one command; return its exit code."""
     command = typer.main.get_command(app)
-    _hide_types_of_flags(command.params)
+    _prepare_help(command)
     try:
         code = command.main(arguments, prog_name="tierlog", standalone_mode=False)
         sys.stdout.flush()
@@ -302,7 +295,8 @@ def _usage(error: Exception) -> int:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "tierlog"
     message = error.format_message() if hasattr(error, "format_message") else str(error)
-    if not message:  # a group without a command: its help was printed
+    if context is not None and message == context.get_help():  # a group without a command
+        typer.echo(message, err=True)
         return 2
     # Without the libraries' prefixes: what is refused is often not a value.
     message = message.replace("Value error, ", "").removeprefix("Invalid value: ").removesuffix(".")

@@ -1,5 +1,7 @@
 """Help texts in a terminal 80 columns wide."""
 
+import re
+
 import pytest
 
 from tierlog.cli.program import COMMANDS, load_command, run_command
@@ -42,6 +44,33 @@ def test_the_first_page_of_help_names_every_command(capsys, monkeypatch):
     shown = capsys.readouterr().out
     assert "…" not in shown
     assert all(name in shown for name in (*COMMANDS, "--install-completion"))
+
+
+@pytest.mark.parametrize(("path", "command"), list(commands()))
+def test_each_option_is_shown_once_and_without_a_type_of_python(path, command, capsys):
+    assert run_command([*path, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert not re.search(r"<\w+>|\b(bool|int|float|str|INTEGER|BOOLEAN)\b", shown)
+    _, sections = re.split(r"\n\w[\w ]*:\n", shown, maxsplit=1)
+    for parameter in command.params:
+        if parameter.param_type_name == "option" and not parameter.hidden:
+            name = re.escape(parameter.opts[0])
+            assert (
+                len(re.findall(rf"^  (-\w, )?(--\S+, )?{name}\b(?!-)", sections, re.MULTILINE)) == 1
+            )
+
+
+def test_the_options_of_all_clients_are_in_a_section_at_the_end(capsys):
+    assert run_command(["topic", "alter", "--help"]) == 0
+    own, common = capsys.readouterr().out.split("\nCommon options:\n")
+    assert re.findall(r"^  (\S.*?)  ", common, re.MULTILINE) == [
+        "--output FORM",
+        "--server URL",
+        "--token-file FILE",
+        "--ca-file FILE",
+        "-h, --help",
+    ]
+    assert "--server" not in own
 
 
 def test_a_flag_is_shown_without_a_type(capsys, monkeypatch):
