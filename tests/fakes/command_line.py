@@ -1,10 +1,13 @@
 """A real broker in its own process, and the command line in others."""
 
 import contextlib
+import fcntl
 import os
 import pty
 import signal
+import struct
 import subprocess
+import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -95,6 +98,54 @@ class Program:
         assert message.count("\n") == 1, message
         assert message.startswith("tierlog: "), message
         return message
+
+
+class Terminal:
+    """`tierlog …` on a terminal of its own, 40 lines of 120 columns; `stdin` may be a pipe."""
+
+    def __init__(self, *arguments, environment, stdin: int | None = None) -> None:
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        self.shown = b""
+        try:
+            self._process = Forked(
+                arguments,
+                stdin=theirs if stdin is None else stdin,
+                stdout=theirs,
+                stderr=theirs,
+                env=environment | {"TERM": "xterm"},
+            )
+        finally:
+            os.close(theirs)
+
+    def press(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def interrupt(self) -> None:
+        self._process.send_signal(signal.SIGINT)
+
+    def wait_for(self, text: str) -> None:
+        """Read until the text appears in what was not read yet."""
+        unread = b""
+        while text.encode() not in unread:
+            piece = self._read()
+            assert piece, f"{text!r} was never shown: {self.shown!r}"
+            unread += piece
+
+    def _read(self) -> bytes:
+        try:
+            piece = os.read(self._ours, 1 << 16)
+        except OSError:  # EIO at the end
+            return b""
+        self.shown += piece
+        return piece
+
+    def ended(self) -> int:
+        """Read to the end; its exit code."""
+        while self._read():
+            pass
+        os.close(self._ours)
+        return self._process.wait(60)
 
 
 class RunningBroker:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -160,9 +161,41 @@ def progress_bar(
         yield partial(progress.update, progress.add_task(title, total=total))
 
 
+@contextmanager
+def record_counter(title: str) -> Iterator[Callable[[int], None]]:
+    """Yields a function that shows how many records there are so far, and their rate, on stderr; it
+    does nothing if stderr is not a terminal.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+    start_s = time.monotonic()
+    text = TextColumn("{task.description} {task.completed} records, {task.fields[rate]}/s")
+    console = Console(stderr=True, highlight=False)
+    with Progress(text, TimeElapsedColumn(), console=console, transient=True) as progress:
+        task = progress.add_task(title, total=None, rate=0)
+
+        def show(count: int) -> None:
+            rate = round(count / max(time.monotonic() - start_s, 0.001))
+            progress.update(task, completed=count, rate=rate)
+
+        yield show
+
+
 def note(text: str) -> None:
     """Print a line to stderr."""
     sys.stderr.write(text + "\n")
+
+
+def warn(text: str) -> None:
+    """Print a warning to stderr, yellow on a terminal."""
+    line = f"warning: {printable(text)}"
+    if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+        line = f"\x1b[33m{line}\x1b[0m"
+    note(line)
 
 
 WIDE: Final = 1 << 20  # columns, without a terminal: lines are not wrapped, so that grep works

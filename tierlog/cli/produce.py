@@ -10,15 +10,15 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
 
 from tierlog.cli.options import OutputOption, TopicArgument, client_command
-from tierlog.cli.output import Output, note, print_json
+from tierlog.cli.output import Output, note, print_json, record_counter, warn
 from tierlog.cli.produce_input import (
     Format,
     Item,
@@ -39,6 +39,11 @@ if TYPE_CHECKING:
 
 MAX_REQUEST_BYTES = 1 << 20
 MAX_BATCHES_BYTES = 16 << 20
+_WARNINGS: Final = {  # the API's, in words
+    "older-than-retention": "all records of a request have timestamps older than {topic}'s "
+    "retention.ms, so the next check, within a minute, may delete them; to keep them: "
+    "tierlog topic alter {topic} --config retention.ms=unlimited",
+}
 
 File = Annotated[
     Path | None,
@@ -106,7 +111,11 @@ def produce(
     target = _Target(client, topic, partition, acks)
     send = target.append_envelopes if kind is Format.ENVELOPE else target.append_records
     batcher = RequestBatcher(send, max_records=batch_records, max_bytes=MAX_REQUEST_BYTES)
-    with target.summary.reported_on_failure(), _opened(file, batcher) as source:
+    with (
+        target.summary.reported_on_failure(),
+        _shown_progress(target, file),
+        _opened(file, batcher) as source,
+    ):
         if kind is Format.BATCHES:
             target.append_batches(source)
         else:
@@ -126,6 +135,7 @@ class _Target:
     def __init__(self, client: Client, topic: str, partition: int | None, acks: Acks) -> None:
         self._client, self._topic, self._partition, self._acks = client, topic, partition, acks
         self.summary = _Summary(topic)
+        self.on_appended: Callable[[int], None] = lambda _: None  # given the number of records
 
     def append_records(self, records: list[Any]) -> None:
         self._appended(
@@ -160,6 +170,7 @@ class _Target:
         from tierlog.client.exchange import RETRY_OVER_RESTART
 
         self.summary.add_response(response)
+        self.on_appended(self.summary.records)
         self._client.retries = RETRY_OVER_RESTART  # broker and topic exist
 
 
@@ -224,6 +235,16 @@ def _opened(file: Path | None, batcher: RequestBatcher) -> Iterator[IO[bytes]]:
         yield source
 
 
+@contextlib.contextmanager
+def _shown_progress(target: _Target, file: Path | None) -> Iterator[None]:
+    """Of a pipe, whose end is not known; a file has a bar."""
+    if (file is not None and file.is_file()) or (file is None and sys.stdin.isatty()):
+        yield
+        return
+    with record_counter(f"produce {target.summary.topic}:") as target.on_appended:
+        yield
+
+
 def _whole_batches(source: IO[bytes]) -> Iterator[bytes]:
     """Read the input in pieces of whole batches. Raises BadParameter if the last is truncated."""
     from tierlog.record_format.batch import iter_headers, parse_header
@@ -283,6 +304,8 @@ class _Summary:
             raise
 
     def report(self, *, as_json: bool) -> None:
+        for warning in sorted(self.warnings):
+            warn(_WARNINGS.get(warning, warning).format(topic=self.topic))
         partitions = [{"partition": one, **self.partitions[one]} for one in sorted(self.partitions)]
         if as_json:
             print_json(
@@ -294,8 +317,6 @@ class _Summary:
                 }
             )
             return
-        for warning in sorted(self.warnings):
-            note(f"warning: {warning}")
         note(self._summary())
 
     def _summary(self) -> str:

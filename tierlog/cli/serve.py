@@ -17,7 +17,7 @@ from tierlog.cli.options import takes
 from tierlog.client.wire import DEFAULT_SERVER
 from tierlog.record_format.units import duration_in_words, size_in_words
 from tierlog.setting_table import TABLE, Kind, Part, Setting
-from tierlog.settings import default_of
+from tierlog.settings import DEFAULT_PORT, default_of
 
 _PANELS = {
     Part.SERVE: "HTTP",
@@ -62,10 +62,29 @@ def _field(setting: Setting) -> tuple[str, Any, None]:
 Flags = make_dataclass("Flags", [_field(setting) for setting in TABLE], frozen=True, kw_only=True)
 
 
+Port = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        help="Port on 127.0.0.1, in place of --listen.",
+        rich_help_panel=_PANELS[Part.SERVE],
+    ),
+]
+
+
+def _listen(listen: str | None, port: int | None) -> str | None:
+    """Raises BadParameter."""
+    if listen is not None and port is not None:
+        raise typer.BadParameter("give either --listen or --port")
+    return listen if port is None else f"127.0.0.1:{port}"
+
+
 @takes(Flags)
 def serve(
     flags: Any,
     *,
+    port: Port = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="TOML file of settings.", metavar="FILE")
     ] = None,
@@ -82,6 +101,7 @@ def serve(
     from tierlog.cli.logs import configure_logs
 
     given = {setting.name: getattr(flags, _field_name(setting)) for setting in TABLE}
+    given["listen"] = _listen(flags.listen, port)
     file = config or (Path(found) if (found := os.environ.get("TIERLOG_CONFIG")) else None)
     configure_logs(verbose=verbose)
     loaded = settings.load_settings(given, os.environ, file)
@@ -98,7 +118,14 @@ def dev(
     data_dir: Annotated[
         Path, typer.Option(help="Folder for the logs (data) and the embedded store (bucket).")
     ] = Path(".tierlog"),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1.")] = 8640,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Port on 127.0.0.1.", show_default=str(DEFAULT_PORT)),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Another address; it requires tokens."),
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Log each request, and each request to the store.")
     ] = False,
@@ -112,7 +139,7 @@ def dev(
     flags = {
         "data.dir": folder / "data",
         "store": (folder / "bucket").as_uri(),
-        "listen": f"127.0.0.1:{port}",
+        "listen": _listen(listen, port) or f"127.0.0.1:{DEFAULT_PORT}",
     }
     configure_logs(verbose=verbose)
     loaded = settings.load_settings(flags, os.environ, None)

@@ -19,7 +19,9 @@ def complete(server: str, line: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
-    broker = RunningBroker("dev", "--port", "0", cwd=tmp_path_factory.mktemp("completion"))
+    broker = RunningBroker(
+        "dev", "--listen", "127.0.0.1:0", cwd=tmp_path_factory.mktemp("completion")
+    )
     program = Program(broker.server)
     for topic in ("orders", "orders-eu", "payments"):
         program.ok("topic", "create", topic)

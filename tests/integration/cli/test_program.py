@@ -58,6 +58,9 @@ def test_help_names_every_command(offline):
         (2, ("consume", "t", "-p", "0", "--format", "batches", "-f"), "--follow"),
         (2, ("consume", "t", "-n", "9" * 19), f"not '{'9' * 19}'"),
         (2, ("serve", "--cache-bytes", "1"), "data.dir"),
+        (2, (*SERVE, "--port", "1"), "give either --listen or --port"),
+        (2, ("dev", "--listen", "127.0.0.1:0", "--port", "0"), "give either --listen or --port"),
+        (2, ("dev", "--listen", "0.0.0.0:0"), "is not a loopback address"),
         (2, ("serve", "--data-dir", "d", "--cache-bytes", "lots"), "cache.bytes"),
         (2, ("serve", "--data-dir", "d", "--config", "gone.toml"), "gone.toml: No such file"),
         (2, ("token", "list", "--data-dir", "gone"), "tierlog: data folder gone does not exist ("),
@@ -298,7 +301,7 @@ def test_a_second_signal_during_a_start_changes_nothing(tmp_path, number):
 def test_a_broker_stopped_by_a_signal_exits_0_and_keeps_its_records(tmp_path):
     store = (tmp_path / "bucket").as_uri()
     (tmp_path / "bucket").mkdir()
-    flags = ("serve", "--data-dir", "data", "--store", store, "--listen", "127.0.0.1:0")
+    flags = ("serve", "--data-dir", "data", "--store", store, "--port", "0")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         broker = RunningBroker(*flags, cwd=tmp_path)
         program, topic = Program(broker.server), number.name
@@ -352,7 +355,7 @@ def test_a_verbose_broker_logs_http_and_store_requests(tmp_path, verbose):
 def test_an_incomplete_offload_is_a_failure(tmp_path):
     (tmp_path / "bucket").mkdir()
     store = (tmp_path / "bucket").as_uri()
-    flags = ("serve", "--data-dir", "data", "--store", store, "--listen", "127.0.0.1:0")
+    flags = ("serve", "--data-dir", "data", "--store", store, "--port", "0")
     broker = RunningBroker(*flags, cwd=tmp_path)
     program = Program(broker.server)
     program.ok("topic", "create", "t")
