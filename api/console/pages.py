@@ -26,6 +26,7 @@ from tierlog.api.console.rendering import HEADERS, NOTHING_NEW, fragment, page
 from tierlog.api.console.samples import Sampler, series
 from tierlog.api.console.search import SearchQuery
 from tierlog.api.console.search_pages import DownloadQuery, Searches, record
+from tierlog.api.console.topic_samples import topic_series
 from tierlog.api.http.access.scopes import CONSOLE_NAMES, Grant
 from tierlog.api.http.admin.topics import FromOffset
 from tierlog.api.http.calls import Call, Handler
@@ -126,6 +127,7 @@ class Console:
             "/console/groups": (groups, GroupsQuery),
             "/console/store": (store, None),
             _TOPIC: (topic, TopicQuery),
+            _TOPIC + "/samples": (self.topic_samples, SamplesQuery),
             _TOPIC + "/search": (self._searches.form, SearchQuery),
             _TOPIC + "/found": (self._searches.found, SearchQuery),
             _TOPIC + "/download": (self._searches.download, DownloadQuery),
@@ -155,6 +157,11 @@ class Console:
     async def samples(self, _: Context, exchange: Exchange) -> Response:
         query = exchange.query(SamplesQuery)
         return json_response(series(self._sampler.samples, after_ms=query.after_ms))
+
+    async def topic_samples(self, context: Context, exchange: Exchange) -> Response:
+        query, topic = exchange.query(SamplesQuery), context.broker.topic(exchange.topic)
+        samples = self._sampler.topics.look_at(topic.record.name)
+        return json_response(topic_series(samples, after_ms=query.after_ms))
 
     async def _facts(self, context: Context) -> dict[str, Any]:
         """As of the last sample, so that showing the page does not sum up all partitions."""

@@ -102,7 +102,9 @@ async def _page_at(
     with closing(fetched):
         async with context.decoding.for_page(MIB):
             page = await context.read(_page, partition, fetched, offset=offset, limit=limit)
-    context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=len(page.lines))
+    context.metrics.requests.fetched(
+        fetched.tier, fetched.size_bytes, topic=partition.topic, records=len(page.lines)
+    )
     return page
 
 

@@ -12,21 +12,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
 import structlog
 from prometheus_client import Counter
 
+from tierlog.api.console.rates import RING, new_pairs, rate
+from tierlog.api.console.topic_pages import live_topics
+from tierlog.api.console.topic_samples import TopicRings, TopicSample, sample_topics
 from tierlog.api.http.context import Context
+from tierlog.broker.groups import OffsetState
 from tierlog.broker.reports import StorageReport
 from tierlog.record_format.errors import TierlogError
 
 log = structlog.get_logger(__name__)
 
-RING: Final = 720
 _PAUSE_FACTOR: Final = 99  # the least pause between samples, as a multiple of their duration
 
 
@@ -55,15 +59,11 @@ class Series(msgspec.Struct):
 
 
 def series(samples: Sequence[Sample], *, after_ms: int) -> Series:
-    """The samples after `after_ms`; all of them if that is in the future, because the clock was set
-    back. The very first sample has no rate and is left out.
-    """
-    if samples and after_ms > samples[-1].at_ms:
-        after_ms = -1
-    pairs = [(one, two) for one, two in pairwise(samples) if two.at_ms > max(after_ms, one.at_ms)]
+    """The samples after `after_ms`."""
+    pairs = new_pairs(samples, after_ms=after_ms)
 
     def rates(name: str) -> list[float]:
-        return [_rate(one, two, name) for one, two in pairs]
+        return [rate(one, two, name) for one, two in pairs]
 
     return Series(
         at_ms=[two.at_ms for _, two in pairs],
@@ -76,17 +76,13 @@ def series(samples: Sequence[Sample], *, after_ms: int) -> Series:
     )
 
 
-def _rate(one: Sample, two: Sample, name: str) -> float:
-    more = float(getattr(two, name) - getattr(one, name))
-    return round(max(0.0, more) * 1000 / (two.at_ms - one.at_ms), 1)
-
-
 class Sampler:
     """Written by one task, read on the event loop."""
 
     def __init__(self, context: Context, *, interval_ms: int) -> None:
         self._context, self._interval_s = context, interval_ms / 1000
         self.samples: deque[Sample] = deque(maxlen=RING)
+        self.topics = TopicRings()
         self.report: StorageReport | None = None
         self._worked_s = 0.0
 
@@ -103,12 +99,15 @@ class Sampler:
 
     async def take(self) -> StorageReport:
         """Sum up the partitions in a thread, and add a sample."""
-        report, self._worked_s = await self._context.read(self._timed_report)
-        metrics = self._context.metrics
+        metrics, now_ms = self._context.metrics, self._context.settings.clock()
+        measure = partial(self._measure, now_ms, dict(metrics.requests.read_records))
+        report, of_topics, self._worked_s = await self._context.read(measure)
         fetched = dict(metrics.requests.fetched_bytes)
         hot = fetched.pop("hot", 0)
         self.report = report
-        now_ms = self._context.settings.clock()
+        self.topics.add(of_topics)
+        for gone in metrics.requests.read_records.keys() - of_topics.keys():
+            del metrics.requests.read_records[gone]
         while self.samples and self.samples[-1].at_ms > now_ms:
             self.samples.pop()  # taken before the clock was set back
         self.samples.append(
@@ -124,11 +123,20 @@ class Sampler:
         )
         return report
 
-    def _timed_report(self) -> tuple[StorageReport, float]:
-        """The report and the CPU time it took, without waiting."""
+    def _measure(
+        self, now_ms: int, read_records: Mapping[str, int]
+    ) -> tuple[StorageReport, dict[str, TopicSample], float]:
+        """The report, a sample of each topic, and the CPU time they took, without waiting."""
         started = time.thread_time()
-        report = self._context.broker.storage_report()
-        return report, time.thread_time() - started
+        broker = self._context.broker
+        report = broker.storage_report()
+        groups: list[tuple[str, list[OffsetState]]] = []
+        with suppress(TierlogError):  # their offsets cannot be read now
+            groups.extend(broker.groups.all_groups())
+        of_topics = sample_topics(
+            live_topics(broker), report.topics, groups, at_ms=now_ms, read_records=read_records
+        )
+        return report, of_topics, time.thread_time() - started
 
 
 def total(counter: Counter) -> float:

@@ -1,4 +1,4 @@
-// Throughput and lag over the last hour from /console/samples: the whole ring once, then new samples.
+// Throughput, lag and size over the last hour, of the broker or of a topic: the whole ring once, then new samples.
 "use strict";
 (() => {
   const { bytes, short, duration, moment, zone } = window.tierlog;
@@ -16,12 +16,15 @@
       ],
     },
     records: { unit: (value) => `${short(value)}/s`, lines: [["produced_records_per_s", "--text"]] },
+    topic_records: { unit: (value) => `${short(value)}/s`, lines: [["produced_records_per_s", "--text"], ["read_records_per_s", "--read"]] },
+    topic_lag: { unit: short, lines: [["lag", "--text"]] },
+    topic_size: { binary: true, unit: bytes, lines: [["hot_bytes", "--hot"], ["cold_bytes", "--cold"]] },
     lag: { binary: true, unit: bytes, lines: [["lag_bytes", "--hot"]], beside: [["lag_ms", duration]] },
   };
   const TIMES = [1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600];
   const BINARY = Array.from({ length: 50 }, (_, power) => 2 ** power);
   const LEAST_SPAN_S = 600, MOST_SPAN_S = 3600;
-  let running = null; // {root, plots by name, columns of samples}
+  let running = null; // {root, url of the samples, plots by name, columns of samples}
 
   const clock = (s) => moment(s * 1000).slice(11, 19);
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -80,7 +83,7 @@
     const after = newest();
     let response;
     try {
-      response = await fetch(`/console/samples?after_ms=${after}`, { headers: window.tierlog.headers() });
+      response = await fetch(`${mine.url}?after_ms=${after}`, { headers: window.tierlog.headers() });
     } catch {
       return; // already reported by the page
     }
@@ -96,7 +99,8 @@
     const root = event.detail.elt.matches?.("[data-charts]") ? event.detail.elt : event.detail.elt.querySelector?.("[data-charts]");
     if (!root || running?.root === root) return;
     for (const old of Object.values(running?.plots ?? {})) old.destroy();
-    running = { root, plots: {}, columns: running?.columns ?? { at_ms: [] } };
+    const url = root.dataset.charts;
+    running = { root, url, plots: {}, columns: running?.url === url ? running.columns : { at_ms: [] } };
     draw();
     load();
   });

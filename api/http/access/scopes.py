@@ -141,6 +141,7 @@ NEEDS: Final[Mapping[tuple[str, str], Need]] = {
     ("GET", "/console/groups"): Need(READ),
     ("GET", "/console/store"): Need(READ, whole=True),
     ("GET", _SHOWN_TOPIC): Need(READ),
+    ("GET", _SHOWN_TOPIC + "/samples"): Need(READ),
     ("GET", _SHOWN_TOPIC + "/search"): Need(READ),
     ("GET", _SHOWN_TOPIC + "/found"): Need(READ),
     ("GET", _SHOWN_TOPIC + "/download"): Need(READ),

@@ -296,7 +296,9 @@ async def _response(
             fetched = fetch.fetched
             work += work_bytes(fetched, fetch.offset)
             records = fetched.span_from(fetch.offset)
-            context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=records)
+            context.metrics.requests.fetched(
+                fetched.tier, fetched.size_bytes, topic=fetch.partition.topic, records=records
+            )
 
     def render(wait: Wait) -> list[Part]:
         budget = RecordBudget(request.max_bytes)

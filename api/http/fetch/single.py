@@ -262,7 +262,9 @@ def _batches_response(context: Context, exchange: Exchange, result: ReadResult) 
     next_offset = max(fetched.next_offset, offset)
     if exchange.method != "HEAD":  # HEAD reads no files
         records = fetched.span_from(offset)
-        context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=records)
+        context.metrics.requests.fetched(
+            fetched.tier, fetched.size_bytes, topic=partition.topic, records=records
+        )
     headers = _headers(partition, fetched, next_offset=next_offset)
     headers.append(_RAW)
     return FileResponse(200, headers, fetched.slices)
@@ -287,7 +289,9 @@ def _records_response(
     context: Context, result: ReadResult, page: RenderedPage, form: str
 ) -> AnyResponse:
     partition, _, fetched = result
-    context.metrics.requests.fetched(fetched.tier, fetched.size_bytes, records=page.records)
+    context.metrics.requests.fetched(
+        fetched.tier, fetched.size_bytes, topic=partition.topic, records=page.records
+    )
     parts: Sequence[record_json.Part] = page.content
     if form == header_values.JSON:
         parts = json_object(partition, fetched, parts, next_offset=page.next_offset)

@@ -148,7 +148,7 @@ class Tail:
             ),
         )
         self._context.metrics.requests.fetched(
-            fetched.tier, fetched.size_bytes, records=page.records
+            fetched.tier, fetched.size_bytes, topic=partition.topic, records=page.records
         )
         return page
 

@@ -117,6 +117,7 @@ class RequestCounts(Collector):
         self._seconds: dict[Labels, LatencyHistogram] = {}
         self.fetched_bytes: dict[str, int] = {}
         self.fetched_records: dict[str, int] = {}
+        self.read_records: dict[str, int] = {}  # by topic
 
     def finished(self, method: str, path: str, status: str, *, seconds: float) -> None:
         """Count a request. The labels have few values: never text that a client chose."""
@@ -128,10 +129,12 @@ class RequestCounts(Collector):
             durations = self._seconds[call] = LatencyHistogram()
         durations.observe(seconds)
 
-    def fetched(self, tier: str, size_bytes: int, *, records: int = 0) -> None:
-        """Count what was read for a response."""
+    def fetched(self, tier: str, size_bytes: int, *, topic: str = "", records: int = 0) -> None:
+        """Count what was read for a response; `topic` if it has records."""
         self.fetched_bytes[tier] = self.fetched_bytes.get(tier, 0) + size_bytes
         self.fetched_records[tier] = self.fetched_records.get(tier, 0) + records
+        if records:
+            self.read_records[topic] = self.read_records.get(topic, 0) + records
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: the table has the names."""

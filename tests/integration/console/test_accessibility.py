@@ -17,7 +17,11 @@ PAGES: dict[str, tuple[str, str, str]] = {
     "topics": ("", "0", "document.querySelectorAll('[data-chart] canvas').length === 3"),
     "groups": ("#/groups", "0", "document.querySelector('#groups table')"),
     "store": ("#/store", "0", "document.querySelector('#store table')"),
-    "topic": ("#/topics/axe", "document.querySelector('details').open = true", "true"),
+    "topic": (
+        "#/topics/axe",
+        "document.querySelector('details').open = true",
+        "document.querySelectorAll('[data-chart] canvas').length === 3",
+    ),
     "search": (
         "#/topics/axe/search?text=tower&limit=5",
         "0",

@@ -298,6 +298,28 @@ def test_throughput_is_drawn_over_time(browser: Chromium, console: Console, flig
     assert len({len(column) for column in measured.values()}) == 1
 
 
+def test_a_topic_has_charts_of_its_own(browser: Chromium, console: Console) -> None:
+    topic = console.topic("charted")
+    offsets = {"offsets": [{"topic": topic, "partition": 0, "offset": 2}]}
+    console.produce(topic, *({"value": str(n)} for n in range(10)))
+    assert console.put("/v1/groups/charting/offsets", json=offsets).status_code == 204
+    open_page(browser, console, f"#/topics/{topic}", heading=topic)
+    browser.until("document.querySelectorAll('[data-chart] canvas').length === 3")
+    values = "[...document.querySelectorAll('[data-value]')].map(one => one.textContent)"
+    browser.until(f"{values}[2] === '8'")
+    before = sum(console.get(f"/console/topics/{topic}/samples").json()["read_records_per_s"])
+    console.get(f"/v1/topics/{topic}/partitions/0/records")
+    until(
+        lambda: (
+            sum(console.get(f"/console/topics/{topic}/samples").json()["read_records_per_s"])
+            > before
+        )
+    )
+    browser.run("location.hash = '#/overview'")
+    browser.until("document.querySelector('[data-chart=bytes] canvas')")
+    assert console.delete("/v1/groups/charting").status_code == 204
+
+
 def test_a_chart_shows_the_values_under_the_pointer_and_their_time_in_utc(
     browser: Chromium, console: Console, flights: str
 ) -> None:

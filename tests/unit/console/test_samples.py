@@ -46,7 +46,9 @@ def test_a_client_with_a_time_in_the_future_gets_all_samples() -> None:
 def test_samples_in_the_future_are_dropped() -> None:
     times = iter([1000, 2000, 9_000_000, 9_000_001, 3000, 4000])
     context: Any = SimpleNamespace(broker=_Broker(), metrics=HttpMetrics())
-    context.broker.storage_report = lambda: SimpleNamespace(offload_lag_bytes=0, offload_lag_ms=0)
+    context.broker.storage_report = lambda: SimpleNamespace(
+        offload_lag_bytes=0, offload_lag_ms=0, topics=[]
+    )
     context.settings = SimpleNamespace(clock=lambda: next(times))
 
     async def read(call: Any) -> Any:
@@ -86,7 +88,11 @@ class _Broker:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.groups = SimpleNamespace(all_groups=list)
         self.enough = asyncio.Event()
+
+    def list_topics(self) -> list[Any]:
+        return []
 
     def storage_report(self) -> Any:
         self.asked += 1
@@ -94,7 +100,7 @@ class _Broker:
             self.enough.set()
         if self.asked % 2:
             raise RuntimeError("a bug") if self.asked % 3 else CorruptIndex("bad", file="f")
-        return SimpleNamespace(offload_lag_bytes=self.asked, offload_lag_ms=0)
+        return SimpleNamespace(offload_lag_bytes=self.asked, offload_lag_ms=0, topics=[])
 
 
 def test_a_sample_that_fails_is_left_out_and_the_ring_is_bounded(
