@@ -53,6 +53,15 @@ def duration_in_words(ms: int) -> str:
     return _in_largest_unit(ms, {unit: size for unit, size in _MS.items() if unit != "m"}, "ms")
 
 
+def rough_duration(ms: float) -> str:
+    """One unit, rounded down."""
+    seconds = int(ms) // 1000
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s" if seconds or not ms else f"{ms:.0f} ms"
+
+
 def _in_largest_unit(value: int, units: dict[str, int], smallest: str) -> str:
     """The largest unit that divides the value."""
     if not value:

@@ -19,6 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from tierlog.api.console.record_browser import visible
 from tierlog.api.http.problems import HeaderList
 from tierlog.api.http.responses import NO_STORE, Response
+from tierlog.record_format.units import rough_duration
 
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -54,7 +55,7 @@ def environment() -> Environment:
         count=grouped,
         moment=moment,
         object_moment=object_moment,
-        duration=duration,
+        duration=rough_duration,
         dollars=dollars,
         visible=visible,
     )
@@ -110,15 +111,6 @@ def moment(timestamp: int | None) -> str:
 def object_moment(modified_ms: int) -> str:
     """When an object was written, without milliseconds if the store reports none, as S3."""
     return moment(modified_ms).replace(".000Z", "Z")
-
-
-def duration(ms: float) -> str:
-    """One unit, rounded down."""
-    seconds = int(ms) // 1000
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds // length} {unit}"
-    return f"{seconds} s" if seconds or not ms else f"{ms:.0f} ms"
 
 
 def dollars(amount: float) -> str:

@@ -32,14 +32,13 @@ from tierlog.cli.output import (
     format_size,
     format_time,
     note,
-    print_documents,
     print_json,
-    print_members,
     print_table,
     progress_bar,
 )
 from tierlog.cli.storage_manifest import app as manifest_app
 from tierlog.cli.storage_repair import app as repair_app
+from tierlog.cli.storage_report import print_storage_report
 from tierlog.cli.topic import note_damaged
 from tierlog.host.clock import wall_clock_ms
 from tierlog.record_format.errors import CorruptDataError, RetriableError, UnknownTopic
@@ -72,13 +71,8 @@ def report(client: Client, output: OutputOption = Output.AUTO) -> None:
     document = client.storage_report()
     if output.is_json:
         print_json(document)
-        return
-    print_members(document)
-    for name, value in document.items():
-        if isinstance(value, dict):
-            print_members(value, title=f"\n{name}")
-        elif isinstance(value, list) and value:
-            print_documents(f"\n{name}", value)
+    else:
+        print_storage_report(document)
 
 
 @app.command("segments")

@@ -266,7 +266,10 @@ def test_both_tiers_read_as_one(tierlog, broker):
     requests = sum(use["requests"] for use in report["store_requests"])
     assert (requests > 0, report["cost_dollars"]) == (True, 0), "a local store costs nothing"
     assert b"cold" in tierlog.ok("storage", "segments", "tiers", "--output", "text")
-    assert b"cold_bytes" in tierlog.ok("storage", "report", "--output", "text")
+    shown = tierlog.ok("storage", "report", "--output", "text").decode()
+    assert re.search(r"^in the bucket +\d.* in \d+ segments$", shown, re.MULTILINE)
+    assert re.search(r"^tiers +1 +\d.* in \d+ segments? +\d.* in \d+ segments +- +-$", shown, re.M)
+    assert "_" not in shown.partition("\n")[2], "in words"
     assert b"version" in tierlog.ok("storage", "manifest", "tiers", "--output", "text")
     compare_with_the_bucket(tierlog, broker, segments, manifest)
     folder = broker.folder / ".tierlog" / "data" / "tiers-0"

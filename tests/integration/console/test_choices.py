@@ -4,7 +4,8 @@ import pytest
 
 from tests.integration.console.chromium import Chromium
 from tests.integration.console.conftest import Console
-from tierlog.api.console.rendering import byte_size, duration, grouped, moment
+from tierlog.api.console.rendering import byte_size, grouped, moment
+from tierlog.record_format.units import rough_duration
 
 BACK = "getComputedStyle(document.body).backgroundColor"
 LIGHT, DARK = "rgb(247, 247, 245)", "rgb(20, 23, 27)"
@@ -79,7 +80,7 @@ def test_scripts_write_figures_as_the_server_does(
     counts = [0, 999, 1000, 1_234_567]
     for name, write, values in (
         ("bytes", byte_size, sizes),
-        ("duration", duration, spans),
+        ("duration", rough_duration, spans),
         ("moment", moment, times),
         ("count", grouped, counts),
     ):

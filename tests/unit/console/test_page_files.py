@@ -10,13 +10,13 @@ from tierlog.api.console.rendering import (
     CONTENT_SECURITY_POLICY,
     byte_size,
     dollars,
-    duration,
     environment,
     grouped,
     moment,
     object_moment,
 )
 from tierlog.api.http.access.scopes import CONSOLE_NAMES
+from tierlog.record_format.units import rough_duration
 
 CONSOLE = files("tierlog.api.console")
 TEMPLATES = sorted(path.name for path in CONSOLE.joinpath("templates").iterdir())
@@ -121,7 +121,7 @@ def test_times_are_in_utc_and_unknown_ones_a_dash() -> None:
 
 def test_other_figures() -> None:
     assert grouped(1_234_567) == "1\u202f234\u202f567"
-    assert [duration(ms) for ms in (0, 20, 1500, 150_000, 8_000_000, 10**9)] == [
+    assert [rough_duration(ms) for ms in (0, 20, 1500, 150_000, 8_000_000, 10**9)] == [
         "0 s",
         "20 ms",
         "1 s",
