@@ -102,7 +102,7 @@ def time_ms(name: str, value: str) -> int:
         raise invalid(
             name,
             value,
-            "a time: milliseconds since the epoch, or ISO 8601 such as 2013-06-01T12:00:00Z",
+            "a time: milliseconds since the epoch, or ISO 8601 such as 2026-06-01T12:00:00Z",
         )
     return found
 
@@ -135,7 +135,7 @@ def times_by_partition(name: str, value: str) -> dict[str, dict[int, int]]:
     return _by_partition(
         name,
         value,
-        allowed='JSON such as {"topic": {"0": 1700000000000, "1": "2013-06-01T12:00:00Z"}}',
+        allowed='JSON such as {"topic": {"0": 1700000000000, "1": "2026-06-01T12:00:00Z"}}',
         number=_time,
     )
 

@@ -13,6 +13,7 @@ A client has already retried when it raises a RetriableError: see `RetryPolicy`.
 from tierlog.client.exchange import AnswerLost as AnswerLost
 from tierlog.client.exchange import BrokerUnreachable as BrokerUnreachable
 from tierlog.client.problems import AppendedInPart as AppendedInPart
+from tierlog.client.problems import AppendWarning as AppendWarning
 from tierlog.client.problems import BrokerFault as BrokerFault
 from tierlog.client.problems import NotOfferedHere as NotOfferedHere
 from tierlog.client.problems import RangeNotSatisfiable as RangeNotSatisfiable

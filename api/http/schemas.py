@@ -104,9 +104,12 @@ class PartitionResult(msgspec.Struct):
 
 
 class Produced(msgspec.Struct):
+    """`warning_details`: each of the warnings in words; only if there are any."""
+
     topic: str
     results: list[PartitionResult]
     warnings: list[str]
+    warning_details: dict[str, str] | UnsetType = UNSET
 
 
 class Accepted(msgspec.Struct):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 MAX_REQUEST_BYTES = 1 << 20
 MAX_BATCHES_BYTES = 16 << 20
-_WARNINGS: Final = {  # the API's, in words
+_WARNINGS: Final = {  # with what to type
     "older-than-retention": "all records of a request have timestamps older than {topic}'s "
     "retention.ms, so the next check, within a minute, may delete them; to keep them: "
     "tierlog topic alter {topic} --config retention.ms=unlimited",
@@ -133,7 +134,10 @@ class _Target:
     """
 
     def __init__(self, client: Client, topic: str, partition: int | None, acks: Acks) -> None:
+        from tierlog.client.problems import AppendWarning
+
         self._client, self._topic, self._partition, self._acks = client, topic, partition, acks
+        warnings.simplefilter("ignore", AppendWarning)  # the summary shows them
         self.summary = _Summary(topic)
         self.on_appended: Callable[[int], None] = lambda _: None  # given the number of records
 
@@ -272,11 +276,12 @@ class _Summary:
         self.topic = topic
         self.records = 0
         self.partitions: dict[int, dict[str, int]] = {}
-        self.warnings: set[str] = set()
+        self.warnings: dict[str, str] = {}
 
     def add_response(self, response: ProduceResponse) -> None:
         self.records += response.accepted or 0
-        self.warnings.update(response.warnings)
+        for code in response.warnings:
+            self.warnings[code] = response.warning_details.get(code, code)
         self._add_results(response.results)
 
     def _add_results(self, results: Iterable[ProduceResult]) -> None:
@@ -304,8 +309,8 @@ class _Summary:
             raise
 
     def report(self, *, as_json: bool) -> None:
-        for warning in sorted(self.warnings):
-            warn(_WARNINGS.get(warning, warning).format(topic=self.topic))
+        for code, detail in sorted(self.warnings.items()):
+            warn(_WARNINGS.get(code, "{detail}").format(topic=self.topic, detail=detail))
         partitions = [{"partition": one, **self.partitions[one]} for one in sorted(self.partitions)]
         if as_json:
             print_json(

@@ -259,7 +259,7 @@ class Client(_BrokerClient[httpx2.BaseTransport, Generator[ConsumedRecord, None,
 
     def call(self, call: Call[T]) -> T:
         """Make any call of `tierlog.client.calls`."""
-        return self.run(exchange(call, self.retries))
+        return responses.shown_warnings(self.run(exchange(call, self.retries)))
 
     def run(self, steps: Steps[T]) -> T:
         """Perform the steps of an exchange, and return its result."""
@@ -369,7 +369,7 @@ class AsyncClient(_BrokerClient[httpx2.AsyncBaseTransport, AsyncGenerator[Consum
 
     async def call(self, call: Call[T]) -> T:
         """Make any call of `tierlog.client.calls`."""
-        return await self.run(exchange(call, self.retries))
+        return responses.shown_warnings(await self.run(exchange(call, self.retries)))
 
     async def run(self, steps: Steps[T]) -> T:
         """Perform the steps of an exchange, and return its result."""

@@ -56,6 +56,10 @@ class AppendedInPart(TierlogError):
         self.results = results
 
 
+class AppendWarning(UserWarning):
+    """The records were appended, and something about them will surprise: they expire at once."""
+
+
 class Problem(msgspec.Struct, frozen=True):
     """The document's members that clients use."""
 

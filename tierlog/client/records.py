@@ -79,7 +79,7 @@ def _parse(text: str) -> int | datetime:
     except (ValueError, OverflowError):
         raise InvalidRequest(
             f"{text!r} is not a time: give milliseconds since the epoch, or RFC 3339 text "
-            "as in 2013-06-01T12:00:00Z"
+            "as in 2026-06-01T12:00:00Z"
         ) from None
 
 

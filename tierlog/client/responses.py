@@ -4,12 +4,14 @@ ignored; a body that does not belong to this API is UnexpectedAnswer.
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from tierlog.client.problems import UnexpectedAnswer
+from tierlog.client.problems import AppendWarning, UnexpectedAnswer
 from tierlog.client.wire import Response
 from tierlog.record_format.decode import Record
 from tierlog.record_format.topic_rules import ConfigValue
@@ -112,11 +114,16 @@ class ProduceResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProduceResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """With acks=0 `results` is empty and `accepted` counts the records, which may still be lost."""
+    """With acks=0 `results` is empty and `accepted` counts the records, which may still be lost.
+
+    `warning_details` has the text of each of the `warnings`. Clients also show it, as an
+    `AppendWarning`.
+    """
 
     topic: str
     results: tuple[ProduceResult, ...] = ()
     warnings: tuple[str, ...] = ()
+    warning_details: Mapping[str, str] = msgspec.field(default_factory=dict)
     accepted: int | None = None
 
 
@@ -257,6 +264,26 @@ class Trimmed(msgspec.Struct):
 
 
 # --- parsing --------------------------------------------------------------------------------------
+
+
+def shown_warnings(result: T) -> T:
+    """Show the warnings of a response that has some as `AppendWarning`, at the caller's line.
+
+    Raises it where a filter says so; the records are appended all the same.
+    """
+    if isinstance(result, ProduceResponse):
+        for code in result.warnings:
+            text = result.warning_details.get(code, code)
+            warnings.warn(AppendWarning(text), stacklevel=_levels_of_ours())
+    return result
+
+
+def _levels_of_ours() -> int:
+    """Up to the first frame that is none of tierlog's."""
+    frame, levels = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("tierlog."):
+        frame, levels = frame.f_back, levels + 1
+    return levels
 
 
 def json_reader(kind: type[T]) -> Callable[[Response], T]:

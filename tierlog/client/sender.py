@@ -36,11 +36,13 @@ from tierlog.client.exchange import (
     Steps,
     exchange,
 )
+from tierlog.client.problems import AppendWarning
 from tierlog.client.responses import (
     METADATA_MAX_AGE_MS,
     ProduceResponse,
     ProducerIdentity,
     TopicDescription,
+    shown_warnings,
 )
 from tierlog.record_format.batch import MAX_SEQUENCE
 from tierlog.record_format.encode import encode_batch
@@ -157,6 +159,10 @@ class Sender:
         self._last_got_response = True
         (result,) = response.results
         pending.complete(result.base_offset)
+        try:
+            shown_warnings(response)
+        except AppendWarning as warning:  # by a filter: what is appended has not failed
+            log.warning("%s", warning)
 
     def _begin_session(self, pending: PendingBatch[Any], policy: RetryPolicy) -> Steps[_Session]:
         init = calls.init_producer()

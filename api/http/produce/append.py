@@ -27,6 +27,7 @@ from tierlog.api.http.schemas import Accepted, PartitionResult, Produced
 from tierlog.api.http.settings import HttpSettings
 from tierlog.broker.partition import Partition
 from tierlog.broker.topics import Topic
+from tierlog.hot_tier.config_words import in_words
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_writer import Acks, AppendResult
 from tierlog.record_format import codecs
@@ -58,6 +59,7 @@ from tierlog.record_format.produced import (
 
 log = structlog.get_logger(__name__)
 AS_PRODUCED: Final = "producer"  # compression.type: batches stay as the producer sent them
+_OLD: Final = "older-than-retention"
 _FEW_RECORDS: Final = 4096
 
 
@@ -221,8 +223,9 @@ async def append_batches(
     results = _results(request, appends, outcomes)
     if request.acks is Acks.NONE:
         return json_response(Accepted(name, count), status=202)
-    warnings = _warnings(request, appends, context.settings.clock())
-    return json_response(Produced(name, results, warnings))
+    if _expire_at_once(request, appends, context.settings.clock()):
+        return json_response(Produced(name, results, [_OLD], {_OLD: _old_in_words(request)}))
+    return json_response(Produced(name, results, []))
 
 
 def _acks_to_await(request: ProduceRequest, appends: Mapping[int, ProducedBatches]) -> Acks:
@@ -329,12 +332,22 @@ def _count(
     context.metrics.produced_records.inc(sum(produced.record_count for produced in appended))
 
 
-def _warnings(
+def _expire_at_once(
     request: ProduceRequest, appends: Mapping[int, ProducedBatches], now_ms: int
-) -> list[str]:
+) -> bool:
     config = request.topic.config
-    expired = any(is_expired(one, config, now_ms=now_ms) for one in appends.values())
-    return ["older-than-retention"] if expired else []
+    return any(is_expired(one, config, now_ms=now_ms) for one in appends.values())
+
+
+def _old_in_words(request: ProduceRequest) -> str:
+    """The same for all records of a topic: clients show it once."""
+    kept = in_words("retention.ms", request.topic.config.retention_ms)
+    return (
+        f"the timestamps are further in the past than retention.ms of topic "
+        f"{request.topic.record.name!r} keeps ({kept}): the next check of retention deletes the "
+        "records from both tiers, unless newer ones are in their segment. retention.ms=-1 keeps "
+        "records of any age"
+    )
 
 
 def is_expired(produced: ProducedBatches, config: LogConfig, *, now_ms: int) -> bool:

@@ -363,9 +363,13 @@ def test_records_older_than_retention_get_a_warning(api: Api) -> None:
     response = api.produce(topic, {"value": "old", "timestamp": "2013-01-01T00:00:00Z"})
     assert response.status_code == 200
     assert response.json()["warnings"] == ["older-than-retention"]
+    words = response.json()["warning_details"]["older-than-retention"]
+    assert topic in words
+    assert "(7 d)" in words
     for config in ({"retention_ms": -1}, {"cleanup_policy": "compact"}):
         response = api.produce(api.topic(**config), {"key": "k", "value": "old", "timestamp": 1})
         assert response.json()["warnings"] == [], config
+        assert "warning_details" not in response.json()
 
 
 def test_log_append_time_is_returned_and_stored(api: Api) -> None:
