@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import shlex
 from collections.abc import Awaitable, Iterable
+from functools import partial
 from itertools import islice
 from operator import attrgetter
 from typing import Annotated, Any, Final, NamedTuple
@@ -21,7 +22,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from tierlog.api.console import topic_pages
-from tierlog.api.console.record_browser import RecordsQuery, record_page
+from tierlog.api.console.record_browser import RecordsQuery, record_page, time_axis
 from tierlog.api.console.rendering import HEADERS, NOTHING_NEW, fragment, page
 from tierlog.api.console.samples import Sampler, series
 from tierlog.api.console.search import SearchQuery
@@ -317,7 +318,11 @@ async def records(context: Context, exchange: Exchange) -> Response:
     partition = context.broker.partition(exchange.topic, exchange.partition)
     head = await _head(context, partition, "records")
     found = await _found(context, exchange, record_page(context, partition, query))
-    return fragment("records.html", **head, **found, query=query)
+    axis = None
+    with contextlib.suppress(TierlogError):  # the page says why, or does without
+        start = partition.offsets().log_start_offset
+        axis = await context.read_at(partition, start, partial(time_axis, partition))
+    return fragment("records.html", **head, **found, query=query, axis=axis)
 
 
 async def segments(context: Context, exchange: Exchange) -> Response:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from tierlog.api.console.record_browser import visible
+from tierlog.api.console.record_browser import MAX_DATE_MS, visible
 from tierlog.api.http.problems import HeaderList
 from tierlog.api.http.responses import NO_STORE, Response
 from tierlog.record_format.units import rough_duration
@@ -35,7 +35,6 @@ HEADERS: Final[HeaderList] = [
 _HTML: Final = (b"content-type", b"text/html; charset=utf-8")
 _FRAGMENT: Final = (b"tierlog-console", b"fragment")
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_MAX_DATE_MS: Final = 253_402_300_799_999  # the end of the year 9999
 
 NOTHING_NEW: Final = Response(204, [NO_STORE, *HEADERS])
 
@@ -102,7 +101,7 @@ def moment(timestamp: int | None) -> str:
     """UTC to the millisecond; a dash for None and for -1, Kafka's "no timestamp"."""
     if timestamp is None or timestamp < 0:
         return "–"
-    if timestamp > _MAX_DATE_MS:
+    if timestamp > MAX_DATE_MS:
         return f"{timestamp} ms"
     seconds, ms = divmod(timestamp, 1000)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{ms:03}Z"

@@ -26,7 +26,7 @@
 
   const token = () => sessionStorage.getItem(TOKEN);
   const headers = () => (token() ? { Authorization: `Bearer ${token()}` } : {});
-  Object.assign(window.tierlog, { headers, showError, notify });
+  Object.assign(window.tierlog, { headers, showError, notify, go });
 
   // --- which fragment ---------------------------------------------------------------------------
 
@@ -60,6 +60,13 @@
       if (!isFirst && document.activeElement === document.body) focused?.focus({ preventScroll: true });
       if (!again) window.scrollTo(0, place ? place.y : 0);
     }, () => {}); // reported by the listeners below
+  }
+
+  // To another address of the same page, whose focus and place are kept.
+  function go(address) {
+    savePlace();
+    kept = history.state;
+    location.hash = address;
   }
 
   // Kept in the history entry: Back, and a reload, return to the same place of the page.

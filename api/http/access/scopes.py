@@ -76,6 +76,7 @@ CONSOLE_NAMES: Final[Mapping[str, bytes]] = {
     "icon.svg": b"image/svg+xml",
     "search.js": SCRIPT,
     "tail.js": SCRIPT,
+    "travel.js": SCRIPT,
     "uplot.LICENSE.txt": TEXT,
     "uplot.min.css": STYLE,
     "uplot.min.js": SCRIPT,

@@ -96,6 +96,38 @@ def test_records_of_both_tiers_are_read_by_offset_and_by_time(
     assert "key 100" in browser.text()
 
 
+def test_a_slider_goes_to_the_records_of_a_time_by_keyboard_too(
+    browser: Chromium, console: Console, flights: str
+) -> None:
+    topic = console.topic("travelled", retention_ms=-1)
+    hour = 3_600_000
+    start = 1_372_900_000_000
+    for n in range(11):
+        console.produce(topic, {"value": str(n), "timestamp": start + n * hour})
+    records = f"#/topics/{topic}/partitions/0/records?at=earliest&limit=10"
+    open_page(browser, console, records, heading=topic)
+    slider = "document.querySelector('#travel')"
+    ends = browser.run(f"(({{ min, max, value }}) => [min, max, value])({slider})")
+    assert ends == [str(start), str(start + 10 * hour), str(start)]
+    assert browser.run(f"{slider}.ariaValueText ?? {slider}.getAttribute('aria-valuetext')") == (
+        "2013-07-04 01:06:40.000Z"
+    )
+    browser.run(f"{slider}.focus()")
+    browser.press("ArrowRight")  # a little after the first record
+    browser.until("document.querySelector('#view summary')?.id === 'record-1'")
+    assert browser.run("document.activeElement.id") == "travel"
+    browser.press("End")
+    browser.until("document.querySelector('#view summary')?.id === 'record-10'")
+    assert "by=timestamp" in browser.run("location.hash")
+    browser.run("history.back()")
+    browser.until("document.querySelector('#view summary')?.id === 'record-1'")
+    one = console.topic("timeless")
+    console.produce(one, {"value": "one"})
+    assert "travel" not in console.get(f"/console/topics/{one}/partitions/0/records").text
+    page = console.get(f"/console/topics/{flights}/partitions/0/records").text
+    assert 'min="1372900000000"' in page, "the first record is in the bucket"
+
+
 @pytest.mark.parametrize("secure", [True, False], ids=["https", "http"])
 def test_a_key_or_value_is_copied_whole_and_as_it_was_produced(
     browser: Chromium, console: Console, secure: bool

@@ -28,6 +28,7 @@ OWN_SCRIPTS = (
     "format.js",
     "search.js",
     "tail.js",
+    "travel.js",
     "viewer.js",
 )
 
