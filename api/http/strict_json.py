@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -18,15 +18,17 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar, cast, get
 from urllib.parse import unquote_plus
 
 import msgspec
-from msgspec import UnsetType
+from msgspec import UnsetType, inspect
 
 from tierlog.api.http.workarounds import read_message, with_key
-from tierlog.record_format.errors import FieldProblem, InvalidRequest
+from tierlog.record_format.errors import FieldProblem, InvalidRequest, did_you_mean
 from tierlog.record_format.workarounds import json_decoder
 
 T = TypeVar("T")
 
 REPEATED: Final = "given more than once"
+_PROBLEMS_MAX: Final = 100  # in a response
+_STEPS: Final = re.compile(r"\[[^\]]*\]|[^.\[]+")  # of a path: members and indexes
 _TOO_DEEP: Final = "nested too deeply"
 
 
@@ -36,16 +38,12 @@ def decode(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        refuse(error, members=_members(decoder))
+        refuse(error, kind=decoder.type)
 
 
 def _check_not_empty(body: bytes | bytearray) -> None:
     if not body:
         refuse_field("", "the body is empty: a JSON object is expected")
-
-
-def _members(decoder: msgspec.json.Decoder[Any]) -> Sequence[str]:
-    return [field.encode_name for field in msgspec.structs.fields(decoder.type)]
 
 
 def decode_control(body: bytes | bytearray, kind: type[T]) -> T:
@@ -61,7 +59,7 @@ def decode_control(body: bytes | bytearray, kind: type[T]) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        refuse(with_key(error, body, decoder), members=_members(decoder))
+        refuse(with_key(error, body, decoder), kind=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         refuse(error)
 
@@ -96,25 +94,57 @@ def find_repeated(value: object) -> str | None:
     return None
 
 
-def refuse(error: Exception, *, within: str = "", members: Sequence[str] = ()) -> NoReturn:
-    """Raise InvalidRequest for an error of msgspec. `within` is the path of what was decoded,
-    `members` are the names that the object there may have.
+def refuse(error: Exception, *, within: str = "", kind: type[Any] | None = None) -> NoReturn:
+    """Raise InvalidRequest for an error of msgspec. `within` is the path of what was decoded, as
+    this struct.
     """
-    problem = problem_of(error, within=within, members=members)
+    problem = problem_of(error, within=within, kind=kind)
     raise InvalidRequest(
         f"{problem.loc}: {problem.msg}" if problem.loc else problem.msg, problems=(problem,)
     ) from error
 
 
-def problem_of(error: Exception, *, within: str = "", members: Sequence[str] = ()) -> FieldProblem:
+def problem_of(
+    error: Exception, *, within: str = "", kind: type[Any] | None = None
+) -> FieldProblem:
     if isinstance(error, RecursionError):
         return FieldProblem(within, _TOO_DEEP)
     if isinstance(error, UnicodeDecodeError):
         return FieldProblem(within, f"not UTF-8: {error.reason} at byte {error.start}")
     path, text, unknown, missing = read_message(error)
-    if unknown is not None and members and not path:
-        text = f"{text}; known members: {', '.join(members)}"
+    if unknown is not None and kind is not None:
+        text = _unknown("member", unknown, _members_at(kind, path))
     return FieldProblem(join(within, join(path, unknown or missing or "")), text)
+
+
+def _unknown(what: str, name: str, known: Collection[str]) -> str:
+    """With the most similar name that is known, or all of them."""
+    near = did_you_mean(name, known)
+    listed = f"; known {what}s: {', '.join(known)}" if known else ""
+    return f"unknown {what}{near or listed}"
+
+
+def _members_at(kind: type[Any], path: str) -> list[str]:
+    """The members that the object at this path may have; none if it is no struct."""
+    at: Any = inspect.type_info(kind)
+    for step in _STEPS.findall(path):
+        if step.startswith("["):
+            items = _part_of(at, inspect.ListType)
+            at = items and items.item_type
+        else:
+            at = _fields(at).get(step)
+    return list(_fields(at))
+
+
+def _fields(info: Any) -> dict[str, Any]:
+    struct = _part_of(info, inspect.StructType)
+    return {field.encode_name: field.type for field in struct.fields} if struct else {}
+
+
+def _part_of(info: Any, kind: type[T]) -> T | None:
+    """The type, or the one of its union, that is of this kind."""
+    parts = info.types if isinstance(info, inspect.UnionType) else (info,)
+    return next((part for part in parts if isinstance(part, kind)), None)
 
 
 def join(outer: str, inner: str) -> str:
@@ -133,7 +163,8 @@ def parse_query(query_string: bytes, struct: type[T]) -> T:
         return struct()
     given = _split(query_string)
     fields = _field_kinds(cast(Hashable, struct))
-    problems = [FieldProblem(name, "unknown parameter") for name in given if name not in fields]
+    unknown = [name for name in given if name not in fields][:_PROBLEMS_MAX]
+    problems = [FieldProblem(name, _unknown("parameter", name, fields)) for name in unknown]
     values: dict[str, object] = {}
     for name, text in given.items():
         kind = fields.get(name, _TEXT)
@@ -152,7 +183,7 @@ def parse_query(query_string: bytes, struct: type[T]) -> T:
 
 def refuse_all(problems: list[FieldProblem]) -> NoReturn:
     detail = "; ".join(f"{loc}: {msg}" if loc else msg for loc, msg in problems[:5])
-    raise InvalidRequest(detail, problems=tuple(problems[:100]))
+    raise InvalidRequest(detail, problems=tuple(problems[:_PROBLEMS_MAX]))
 
 
 def refuse_field(loc: str, msg: str) -> NoReturn:

@@ -338,7 +338,7 @@ def _decode_each_line(
         try:
             decoded.append(decoder.decode(line))
         except (msgspec.DecodeError, RecursionError) as error:
-            strict_json.refuse(error, within=f"line {number}")
+            strict_json.refuse(error, within=f"line {number}", kind=decoder.type)
     return decoded, [number for number, _ in lines]
 
 

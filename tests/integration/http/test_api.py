@@ -140,7 +140,9 @@ def test_every_call_refuses_unknown_parameters_and_unacceptable_types(api: Api, 
     api.post("/v1/topics", json={"name": "door"})
     path = call.path.format(topic="door", partition=0, base_offset=0, group="g")
     refused = problem(api.request(call.method, f"{path}?x=1"), 400, "invalid-request")
-    assert refused["errors"] == [{"loc": "x", "msg": "unknown parameter"}]
+    (error,) = refused["errors"]
+    assert error["loc"] == "x"
+    assert error["msg"].startswith("unknown parameter")
     response = api.request(call.method, path, headers={"accept": "image/png"})
     if call.path in OPEN_PATHS:
         assert response.status_code == 200

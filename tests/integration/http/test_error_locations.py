@@ -198,6 +198,39 @@ def test_a_missing_member_is_named(
     assert error == {"loc": loc, "msg": "missing"}
 
 
+RECORDS = "/v1/topics/t/records"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "error"),
+    [
+        ("GET", "/v1/topics/t/partitions/0/records?ofset=1", None, ("ofset", "offset")),
+        ("GET", "/v1/topics?prefx=a", None, ("prefx", "prefix")),
+        ("POST", "/v1/topics", {"name": "a", "partition": 3}, ("partition", "partitions")),
+        ("POST", RECORDS, {"records": [{"vlaue": 1}]}, ("records[0].vlaue", "value")),
+        (
+            "POST",
+            RECORDS,
+            {"records": [{}, {"headers": [{"nam": "a"}]}]},
+            ("records[1].headers[0].nam", "name"),
+        ),
+        (
+            "POST",
+            "/v1/fetch",
+            {"partitions": [{"topic": "t", "partition": 0, "ofset": 1}]},
+            ("partitions[0].ofset", "offset"),
+        ),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(
+    api: Api, method: str, path: str, body: Any, error: tuple[str, str]
+) -> None:
+    response = api.request(method, path.replace("/t/", f"/{api.topic()}/"), json=body)
+    (found,) = problem(response, 400, "invalid-request")["errors"]
+    assert found["loc"] == error[0]
+    assert f"; did you mean {error[1]!r}?" in found["msg"]
+
+
 @pytest.mark.parametrize(
     ("path", "known"),
     [("/v1/topics/t/records", "records"), ("/v1/topics", "name, partitions, config")],

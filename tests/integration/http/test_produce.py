@@ -173,7 +173,7 @@ def test_an_error_response_to_a_huge_member_is_small(api: Api, media_type: str) 
     response = post(api, api.topic(), body, media_type, envelope=1 if media_type == NDJSON else 0)
     refused = problem(response, 400, "invalid-request")
     assert refused["errors"][0]["loc"].startswith(("records[0].longlong", "line 1.longlong"))
-    assert refused["errors"][0]["msg"] == "unknown member"
+    assert refused["errors"][0]["msg"].startswith("unknown member")
     assert len(response.content) < 5_000
 
 
