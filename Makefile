@@ -13,7 +13,7 @@ SPARK ?= 4.1.4
 PYSPARK := $(CURDIR)/.cache/pyspark-$(SPARK)
 UVICORN := $(CURDIR)/.cache/uvicorn/$(shell sed -n 's/.*"uvicorn>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 
-.PHONY: help setup demo test test-uvicorn test-spark soak check format s3 bench docs recording lock release clean
+.PHONY: help setup demo test test-uvicorn test-spark soak check format s3 bench docs recording screenshots lock release clean
 .DEFAULT_GOAL := help
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make bench    the figures"
 	@echo "make docs     the reference in docs/, out of the code's own tables, and the site, in .cache/site/html"
 	@echo "make recording  the terminal in docs/pictures, by a run of the commands"
+	@echo "make screenshots  the pictures of the console in docs/pictures; needs chromium"
 	@echo "make lock     the newest versions of what the image and a release's SBOM install"
 	@echo "make release  wheel, sdist, SBOM, notes and checksums in dist/; uploads nothing"
 	@echo "make clean    remove .venv and what tools left behind"
@@ -105,6 +106,9 @@ $(VENV)/.docs-done: pyproject.toml | setup
 
 recording: setup
 	$(BIN)/python docs/record.py
+
+screenshots: setup
+	$(BIN)/python -m docs.screenshots
 
 # With hashes, for every platform: one file for the image, for the SBOM and for the test of an install.
 lock: setup

@@ -43,6 +43,7 @@ SECTIONS = {
     "Examples": ["examples/README.md", "examples/*/README.md"],
     "Operate": [
         "docs/guides/running.md",
+        "docs/guides/console.md",
         "docs/guides/containers.md",
         "docs/guides/kubernetes.md",
         "docs/guides/sizing.md",
