@@ -35,6 +35,8 @@ from tierlog.record_format.varint import read_varint
 
 
 class Record(NamedTuple):
+    """A record as it was read."""
+
     offset: int
     timestamp: int
     key: bytes | None

@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from tierlog import errors
     from tierlog.client.async_producer import AsyncProducer
-    from tierlog.client.batching import Batching, RecordMetadata
+    from tierlog.client.batching import Batching, Delivery, RecordMetadata
     from tierlog.client.calls import Sequenced
     from tierlog.client.client import AsyncClient, Client
     from tierlog.client.exchange import RetryPolicy
     from tierlog.client.group_calls import OffsetCommit
     from tierlog.client.producer import Producer
     from tierlog.client.records import ConsumedRecord, JsonSource, NewRecord
-    from tierlog.client.responses import ProducerIdentity
+    from tierlog.client.responses import ProducerIdentity, Topic
     from tierlog.client.wire import Limits
+    from tierlog.record_format.decode import Record
     from tierlog.spark_reader.arrow_reader import read_arrow
 
 __version__ = "0.1.0"
@@ -37,31 +38,35 @@ __all__ = [
     "Batching",
     "Client",
     "ConsumedRecord",
+    "Delivery",
     "JsonSource",
     "Limits",
     "NewRecord",
     "OffsetCommit",
     "Producer",
     "ProducerIdentity",
+    "Record",
     "RecordMetadata",
     "RetryPolicy",
     "Sequenced",
+    "Topic",
     "__version__",
     "errors",
     "read_arrow",
 ]
 
 _MODULES: Final = {
-    "async_producer": ("AsyncProducer",),
-    "batching": ("Batching", "RecordMetadata"),
-    "calls": ("Sequenced",),
-    "client": ("AsyncClient", "Client"),
-    "exchange": ("RetryPolicy",),
-    "group_calls": ("OffsetCommit",),
-    "producer": ("Producer",),
-    "records": ("ConsumedRecord", "JsonSource", "NewRecord"),
-    "responses": ("ProducerIdentity",),
-    "wire": ("Limits",),
+    "client.async_producer": ("AsyncProducer",),
+    "client.batching": ("Batching", "Delivery", "RecordMetadata"),
+    "client.calls": ("Sequenced",),
+    "client.client": ("AsyncClient", "Client"),
+    "client.exchange": ("RetryPolicy",),
+    "client.group_calls": ("OffsetCommit",),
+    "client.producer": ("Producer",),
+    "client.records": ("ConsumedRecord", "JsonSource", "NewRecord"),
+    "client.responses": ("ProducerIdentity", "Topic"),
+    "client.wire": ("Limits",),
+    "record_format.decode": ("Record",),
 }
 _MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -74,7 +79,7 @@ if not TYPE_CHECKING:  # else a type checker would accept any name, with type An
         if name == "read_arrow":  # needs the extra `arrow`
             return _read_arrow()
         if name in _MODULE_OF:
-            return getattr(import_module(f"tierlog.client.{_MODULE_OF[name]}"), name)
+            return getattr(import_module(f"tierlog.{_MODULE_OF[name]}"), name)
         raise AttributeError(f"module 'tierlog' has no attribute {name!r}")
 
 

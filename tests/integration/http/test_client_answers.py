@@ -1,4 +1,4 @@
-"""What a Python client shows of a warning in an answer: records that retention deletes at once."""
+"""What a Python client gives back: types, and a warning of records that retention deletes."""
 
 import asyncio
 import logging
@@ -10,6 +10,17 @@ import tierlog
 from tests.integration.http.conftest import Api
 
 OLD = tierlog.NewRecord("old", timestamp="2013-01-01T00:00:00Z")
+
+
+def test_what_calls_return_has_a_name_to_annotate_with(api: Api) -> None:
+    name = api.topic()
+    with tierlog.Client(str(api.base_url)) as client:
+        with client.producer() as producer:
+            placed = producer.send(name, "v")
+        assert isinstance(placed, tierlog.Delivery)
+        assert isinstance(placed.result(), tierlog.RecordMetadata)
+        assert all(isinstance(topic, tierlog.Topic) for topic in client.list_topics())
+        assert isinstance(client.fetch(name, 0).records[0], tierlog.Record)
 
 
 def test_a_produce_warns_at_the_line_that_calls_it(api: Api) -> None:
