@@ -124,7 +124,8 @@ KEYS: Final[tuple[ConfigKey, ...]] = (
         "segment.bytes",
         1 << 30,
         1024,
-        "A segment is rolled before it would exceed this. Kafka's minimum is 1 MiB.",
+        "A segment is rolled before it would exceed this; a batch that is larger, up to "
+        "max.message.bytes, is a segment of its own. Kafka's minimum is 1 MiB.",
     ),
     _long(
         "segment.ms",

@@ -122,7 +122,7 @@ _TOPIC_CALLS: Final = (
         summary="Create a topic",
         body={JSON: Body(schema=topics.CreateTopic, example={"name": "flights", "partitions": 3})},
         status=201,
-        response={JSON: Body(schema=TopicState)},
+        response={JSON: Body(schema=schemas.AlteredTopic)},
         response_headers={"Location": "the topic's path"},
         problems=("invalid-config", "invalid-topic-name", "topic-exists", "disk-full"),
     ),
@@ -153,7 +153,7 @@ _TOPIC_CALLS: Final = (
                 example={"config": {"retention.ms": 60000, "segment.bytes": None}},
             )
         },
-        response={JSON: Body(schema=TopicState)},
+        response={JSON: Body(schema=schemas.AlteredTopic)},
         problems=(
             *NO_TOPIC,
             "leadership-lost",

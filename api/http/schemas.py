@@ -12,13 +12,20 @@ from msgspec import UNSET, Meta, UnsetType
 
 from tierlog.broker.groups import OffsetState
 from tierlog.broker.segment_listing import SegmentState
-from tierlog.broker.topics import TopicSummary
+from tierlog.broker.topics import TopicState, TopicSummary
 
 PROBLEM_REF: Final = "#/components/schemas/ProblemDetails"
 
 
 class TopicList(msgspec.Struct):
     topics: list[TopicSummary]
+
+
+class AlteredTopic(TopicState, kw_only=True, frozen=True, omit_defaults=True):
+    """As it is now. `warning_details`: each of the warnings in words."""
+
+    warnings: list[str] = msgspec.field(default_factory=list)
+    warning_details: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class OffsetsState(msgspec.Struct):

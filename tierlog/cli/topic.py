@@ -16,13 +16,21 @@ from tierlog.cli.options import (
     complete_topic,
     confirm,
 )
-from tierlog.cli.output import FOUND_PROBLEMS, Output, format_size, note, print_json, print_table
+from tierlog.cli.output import (
+    FOUND_PROBLEMS,
+    Output,
+    format_size,
+    note,
+    print_json,
+    print_table,
+    warn,
+)
 from tierlog.hot_tier.config_words import from_words, in_words
 from tierlog.record_format.errors import CorruptDataError
 
 if TYPE_CHECKING:
     from tierlog.client.client import Client
-    from tierlog.client.responses import Topic, TopicDescription
+    from tierlog.client.responses import AlteredTopic, Topic, TopicDescription
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -52,6 +60,7 @@ def create(
     """Create a topic."""
     topic = client.create_topic(name, partitions=partitions, config=parse_config(config))
     count = len(topic.partitions)
+    warn_of(topic)
     output.report(topic, f"created {name} with {count} partition{'s' * (count != 1)}")
 
 
@@ -132,7 +141,13 @@ def alter(
     if changes and partitions is not None:
         raise typer.BadParameter("--partitions cannot be combined with --config or --unset")
     topic = client.alter_topic(name, config=changes or None, partitions=partitions)
+    warn_of(topic)
     output.report(topic, f"altered {name}")
+
+
+def warn_of(topic: AlteredTopic) -> None:
+    for code in topic.warnings:
+        warn(topic.warning_details.get(code, code))
 
 
 @app.command("delete")

@@ -66,14 +66,14 @@ class Sequenced(NamedTuple):
 
 def create_topic(
     name: str, *, partitions: int = 1, config: Mapping[str, ConfigValue] | None = None
-) -> Call[responses.TopicDescription]:
+) -> Call[responses.AlteredTopic]:
     """Create a topic; durable when this returns. Raises TopicExists.
 
     Not retried once it was sent: a retry after the topic was created would fail with TopicExists.
     """
     body = {"name": name, "partitions": partitions, "config": dict(config or {})}
     request = json_request("POST", "/v1/topics", body, Subject(name))
-    return Call(request, json_reader(responses.TopicDescription), idempotent=False)
+    return Call(request, json_reader(responses.AlteredTopic), idempotent=False)
 
 
 def list_topics(
@@ -96,7 +96,7 @@ def alter_topic(
     *,
     config: Mapping[str, ConfigValue | None] | None = None,
     partitions: int | None = None,
-) -> Call[responses.TopicDescription]:
+) -> Call[responses.AlteredTopic]:
     """Change settings (None restores the default) or add partitions."""
     body: dict[str, object] = {}
     if config is not None:
@@ -104,7 +104,7 @@ def alter_topic(
     if partitions is not None:
         body["partitions"] = partitions
     request = json_request("PATCH", _topic_path(topic), body, Subject(topic))
-    return Call(request, json_reader(responses.TopicDescription))
+    return Call(request, json_reader(responses.AlteredTopic))
 
 
 def delete_topic(topic: str) -> Call[None]:

@@ -95,6 +95,13 @@ class Offsets(msgspec.Struct, frozen=True, kw_only=True):
     leader_epoch: int
 
 
+class AlteredTopic(TopicDescription, frozen=True, kw_only=True):
+    """A topic after it was created or altered. `warning_details`: each of the warnings in words."""
+
+    warnings: tuple[str, ...] = ()
+    warning_details: Mapping[str, str] = msgspec.field(default_factory=dict)
+
+
 class OffsetAndTimestamp(NamedTuple):
     """The first record at or after a time."""
 

@@ -4,13 +4,13 @@ bucket run in a thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from itertools import islice
 from typing import Annotated, Final, TypeVar
 
 import msgspec
 from fastapi import Depends, Response
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, UnsetType, structs
 from msgspec.structs import replace
 
 from tierlog.api.http import strict_json
@@ -25,6 +25,7 @@ from tierlog.api.http.control_routes import (
 )
 from tierlog.api.http.fetch.reading import find_time, parse_timestamp
 from tierlog.api.http.schemas import (
+    AlteredTopic,
     EpochState,
     GapState,
     ManifestSegment,
@@ -40,6 +41,7 @@ from tierlog.broker.partition import Partition
 from tierlog.broker.segment_listing import SegmentState, iter_segments
 from tierlog.broker.topic_registry import INTERNAL_PREFIX
 from tierlog.broker.topics import TopicState
+from tierlog.hot_tier.config_words import in_words
 from tierlog.manifest.state import Manifest
 from tierlog.record_format.consumer_offsets import TOPIC as CONSUMER_OFFSETS
 from tierlog.record_format.errors import Forbidden
@@ -48,6 +50,8 @@ from tierlog.record_format.topic_rules import ConfigValue
 
 _FEW: Final = Meta(max_length=100)  # several times as many keys as there are
 PAGE: Final = 1000
+_SEGMENT_AND_BATCH: Final = ("segment.bytes", "max.message.bytes")
+_SMALL_SEGMENT: Final = "segment-smaller-than-batch"
 Segment = TypeVar("Segment", SegmentState, SegmentEntry)
 FromOffset = Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
 Limit = Annotated[int, Meta(ge=1, le=10_000)]
@@ -84,7 +88,8 @@ async def create_topic(
         config=body.config,
     )
     location = {"location": f"/v1/topics/{created.name}"}
-    return JsonResponse(_shown(context, created), status=201, headers=location)
+    answer = _with_warnings(_shown(context, created), body.config)
+    return JsonResponse(answer, status=201, headers=location)
 
 
 async def list_topics(
@@ -124,7 +129,31 @@ async def alter_topic(
     )
     if body.partitions is not UNSET:
         _wake_tails(context, topic)
-    return JsonResponse(_shown(context, altered))
+    changed = {} if isinstance(body.config, UnsetType) else body.config
+    return JsonResponse(_with_warnings(_shown(context, altered), changed))
+
+
+def _with_warnings(topic: TopicState, changed: Container[str]) -> AlteredTopic:
+    """What will surprise about the settings that were given."""
+    given = any(key in changed for key in _SEGMENT_AND_BATCH)
+    text = _small_segments(topic.effective_config) if given else ""
+    warnings = {_SMALL_SEGMENT: text} if text else {}
+    return AlteredTopic(**structs.asdict(topic), warnings=list(warnings), warning_details=warnings)
+
+
+def _small_segments(config: Mapping[str, ConfigValue]) -> str:
+    """Why segments may be larger than was asked for; empty if they may not."""
+    segment, batch = (config[key] for key in _SEGMENT_AND_BATCH)
+    assert isinstance(segment, int)
+    assert isinstance(batch, int)
+    if segment >= batch:
+        return ""
+    sizes = [in_words(key, config[key]) for key in _SEGMENT_AND_BATCH]
+    return (
+        f"segment.bytes ({sizes[0]}) is less than max.message.bytes ({sizes[1]}): a batch is never "
+        "cut, and a larger one makes a segment of its own size. Smaller requests, or a smaller "
+        "max.message.bytes, keep segments small"
+    )
 
 
 def _wake_tails(context: Context, name: str) -> None:

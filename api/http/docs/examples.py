@@ -46,6 +46,23 @@ _GROUP_OFFSET: Final = {
     "metadata": "",
 }
 
+_TOPIC: Final = {
+    "name": "flights",
+    "topic_id": _TOPIC_ID,
+    "config": {"retention.ms": -1},
+    "effective_config": {"retention.ms": -1, "segment.bytes": 1073741824},
+    "partitions": [
+        {
+            "partition": 0,
+            **_OFFSETS,
+            "hot_bytes": 35860480,
+            "cold_bytes": 16777180,
+            "cold_end_offset": 315120,
+            "segments": 3,
+            "offload_lag_bytes": 2306048,
+        }
+    ],
+}
 LINE: Final = json.dumps({"partition": 0, **_RECORD}) + "\n"
 EVENT: Final = f"id: {_RECORD['offset']}\ndata: {LINE}\n"
 
@@ -60,23 +77,8 @@ EXAMPLES: Final[Mapping[str, Any]] = {
             }
         ]
     },
-    "TopicState": {
-        "name": "flights",
-        "topic_id": _TOPIC_ID,
-        "config": {"retention.ms": -1},
-        "effective_config": {"retention.ms": -1, "segment.bytes": 1073741824},
-        "partitions": [
-            {
-                "partition": 0,
-                **_OFFSETS,
-                "hot_bytes": 35860480,
-                "cold_bytes": 16777180,
-                "cold_end_offset": 315120,
-                "segments": 3,
-                "offload_lag_bytes": 2306048,
-            }
-        ],
-    },
+    "TopicState": _TOPIC,
+    "AlteredTopic": _TOPIC,
     "FetchedPartition": {
         "topic": "flights",
         "partition": 0,

@@ -135,6 +135,22 @@ def test_unknown_paths_and_methods_are_problems(api: Api) -> None:
     assert refused.headers["allow"] == "GET, HEAD"
 
 
+def test_segments_smaller_than_a_batch_may_be_are_explained_where_they_are_set(api: Api) -> None:
+    def warned(answer: httpx2.Response) -> Any:
+        assert answer.is_success, answer.text
+        return answer.json().get("warning_details", {}).get("segment-smaller-than-batch")
+
+    small = {"segment.bytes": 65536}
+    created = api.post("/v1/topics", json={"name": "small", "config": small})
+    assert "segment.bytes (64 KiB) is less than max.message.bytes" in warned(created)
+    assert "warnings" not in api.get("/v1/topics/small").json()
+    path = "/v1/topics/small"
+    assert warned(api.patch(path, json={"config": {"retention.ms": 1000}})) is None
+    assert warned(api.patch(path, json={"config": {"max.message.bytes": 65536}})) is None
+    assert warned(api.patch(path, json={"config": {"max.message.bytes": None}}))
+    api.delete(path)
+
+
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.method} {call.path}")
 def test_every_call_refuses_unknown_parameters_and_unacceptable_types(api: Api, call: Call) -> None:
     api.post("/v1/topics", json={"name": "door"})
