@@ -41,6 +41,7 @@ from tierlog.hot_tier.group_commit import CommitTimes
 from tierlog.manifest.garbage import GarbagePlan
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import Throttled, TierlogError
+from tierlog.record_format.format_level import newest_level
 from tierlog.record_format.topic_rules import ConfigValue
 
 log = structlog.get_logger(__name__)
@@ -114,6 +115,12 @@ class Broker:
         except BaseException:
             broker.close()
             raise
+        if broker.folder.level < newest_level():
+            log.info(
+                "the formats of an older version are written until `tierlog storage finalize`",
+                format_level=broker.folder.level,
+                newest=newest_level(),
+            )
         return broker
 
     @classmethod

@@ -86,6 +86,10 @@ REMEDIES: Final = {
         "`tierlog storage restore --store URL --data-dir NEW --tail OLD` makes a new folder from "
         "the bucket and from the records that only this folder has"
     ),
+    "format.json": (
+        "`rm` the file, and run `tierlog storage finalize` before the next start, with the version "
+        "that ran last"
+    ),
     "epochs.json": "`rm` the file, and start with `--take-over` if a partition requires it",
     "cuts.json": "`rm` the file; groups may be past the end of a log that was repaired",
     "take-over.json": "`rm` the file, and start with `--take-over` again",

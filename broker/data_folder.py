@@ -9,6 +9,7 @@
     <data>/cleaner-offset-checkpoint            everything below these offsets was compacted
     <data>/tierlog/owner                        the owner of its partitions: a random id, the inode
     <data>/tierlog/epochs.json                  leader epochs: `opened_log`
+    <data>/tierlog/format.json                  the format level, if it was raised
     <data>/tierlog/topics.json                  see `topic_registry`
     <data>/tierlog/compaction-reached           how far compaction rounds may have reached
     <data>/tierlog/take-over.json               partitions that are being taken over
@@ -26,6 +27,8 @@
 
 * Files that Kafka has too are byte for byte Kafka's; our own are below `tierlog/`.
 * Whatever a later step relies on is fsynced before that step, and so is its directory entry.
+* The format level is read before anything is changed, and once the folder is locked: `finalize`
+  may have raised it until then. A newer version's folder is left as it is.
 * The clean-shutdown marker is removed, durably, before the first log is opened. A start that is
   refused before that puts it back; a crash in between only costs a recovery that was not needed.
 """
@@ -50,6 +53,12 @@ from tierlog.host.medium import make_folders
 from tierlog.hot_tier.log_folder import has_segments
 from tierlog.record_format import checkpoint_files, sealed_json
 from tierlog.record_format.errors import ConfigurationError, CorruptSnapshot, ShuttingDown
+from tierlog.record_format.format_level import (
+    FIRST_LEVEL,
+    NEW_FOLDER_LEVEL,
+    decode_level,
+    encode_level,
+)
 
 T = TypeVar("T")
 
@@ -59,6 +68,7 @@ HIGH_WATERMARKS = "replication-offset-checkpoint"
 LOG_STARTS = "log-start-offset-checkpoint"
 CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
 COMPACTION_REACHED = "tierlog/compaction-reached"
+FORMAT_LEVEL = "tierlog/format.json"
 RESTORING = "tierlog/restoring"
 
 NAME_BYTES_MAX: Final = 255  # of a file, on the usual file systems
@@ -107,7 +117,9 @@ def diverged_folder(data_dir: Path) -> Path:
 
 
 class DataFolder:
-    """Open in one process at a time; `mark_clean_shutdown` lets the next start skip its checks."""
+    """Open in one process at a time; `mark_clean_shutdown` lets the next start skip its checks.
+    `level`: the format level, of which the broker writes.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
@@ -121,6 +133,7 @@ class DataFolder:
         self._write_lock = threading.Lock()
         self._closed = False
         try:
+            self.level = read_level(path)
             self._sync_folders()
             self.is_new = not (path / "meta.properties").exists()
             if self.is_new and (path / RESTORING).exists():
@@ -217,6 +230,8 @@ class DataFolder:
     def _read_or_make_identity(self) -> str:
         path = self.path / "meta.properties"
         if self.is_new:
+            self.level = NEW_FOLDER_LEVEL
+            write_level(self.path, self.level)
             properties = {
                 "version": "1",
                 "cluster.id": new_id(),
@@ -266,6 +281,26 @@ def _check_not_nested(path: Path) -> None:
             f"data folder {path}: contains the data folder {below.parent}; give that, or another "
             "folder"
         )
+
+
+def read_level(data_dir: Path) -> int:
+    """The format level of a folder. Raises ConfigurationError if this version does not read it,
+    CorruptManifest, OSError.
+    """
+    path = data_dir / FORMAT_LEVEL
+    if not path.exists():
+        return FIRST_LEVEL
+    return decode_level(path.read_bytes(), file=str(path))
+
+
+def write_level(data_dir: Path, level: int) -> None:
+    """Durable when this returns. Raises OSError."""
+    path = data_dir / FORMAT_LEVEL
+    if level > FIRST_LEVEL:
+        write_durably(path, encode_level(level))
+    elif path.exists():
+        path.unlink()  # of a restore that was interrupted
+        REAL_DISK.sync_folder(path.parent)
 
 
 def read_checkpoint(path: Path) -> dict[TopicPartition, int]:

@@ -8,8 +8,9 @@
 | `require_store`  | until it was verified once    | anything that needs the store now            |
 
 * Nothing is written below the prefix before the store is verified: its `cluster.json` has this
-  cluster's id, and the probe found that it keeps its promises. Verified once, it stays so; from
-  then on only reachability is observed.
+  cluster's id, this version reads its format level, and the probe found that it keeps its promises.
+  Verified once, it stays so; from then on only reachability is observed.
+* A verified bucket has at least the folder's format level, so it may hold what the broker writes.
 * A store that was unreachable at the start is verified in the background (`poll`). If it is then
   refused (another cluster's prefix, no access), it is not used, and `/readyz` says so, until a
   complete verification, repeated with back-off, succeeds.
@@ -23,7 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 import structlog
@@ -33,6 +34,7 @@ from tierlog.broker.data_folder import DataFolder, Document, unusable
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.retry import backoff_s
 from tierlog.host.threads import run_in_daemon_thread
+from tierlog.manifest.bucket_level import BucketLevel
 from tierlog.manifest.keys import CLUSTER_KEY
 from tierlog.manifest.topic_objects import (
     MAX_TOPIC_BYTES,
@@ -51,8 +53,11 @@ from tierlog.record_format.errors import (
     StoreUnavailable,
     TierlogError,
 )
+from tierlog.record_format.format_level import FIRST_LEVEL
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 FOLDER_RACE_S: Final = 0.0  # one round of larger bodies: creating is link(2), whatever their size
 PROBE_KEPT_MS: Final = 7 * 86_400_000
@@ -188,7 +193,7 @@ class StoreStatus:
     def _verify(self) -> None:
         known = PROBE.read(self._folder.path)
         was_used = known is not None and known.store[0] == self.store.url
-        found, sealed = self._cluster(was_used=was_used) or (None, b"")
+        found, sealed = self._readable(load_sealed_cluster, was_used=was_used) or (None, b"")
         if found is not None and found.cluster_id != self._folder.cluster_id:
             raise ConfigurationError(self._foreign_cluster(found))
         if found is None and was_used:
@@ -196,10 +201,16 @@ class StoreStatus:
                 f"{self.store.url} has no {CLUSTER_KEY}, although this data folder has used it: "
                 "is it the right bucket, and is it mounted?"
             )
+        level = BucketLevel(self.store)
+        found_level = FIRST_LEVEL
+        if found is not None:
+            found_level = self._readable(lambda _: level.read_level(), was_used=was_used)
         traits = self._probe(known, sealed)
         if found is None:
             cluster = Cluster(cluster_id=self._folder.cluster_id, created_ms=self._clock())
             create_cluster(self.store, cluster)
+        if found_level < self._folder.level:
+            level.raise_level(self._folder.level)
         if known is None or known.traits is not traits:
             # Last: from here on, a store without `cluster.json` is not a new one.
             try:
@@ -212,10 +223,10 @@ class StoreStatus:
         self.traits, self._refused = traits, None
         self._mark_available()
 
-    def _cluster(self, *, was_used: bool) -> tuple[Cluster, bytes] | None:
+    def _readable(self, read: Callable[[ObjectStore], T], *, was_used: bool) -> T:
         """A store that was good once and answers nonsense now is down, like one that is silent."""
         try:
-            return load_sealed_cluster(self.store)
+            return read(self.store)
         except CorruptDataError as error:
             reason = f"store {self.store.url}: {error}; is another kind of server listening there?"
             if was_used:

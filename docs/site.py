@@ -48,6 +48,7 @@ SECTIONS = {
         "docs/guides/kubernetes.md",
         "docs/guides/sizing.md",
         "docs/guides/keeping-records.md",
+        "docs/guides/upgrading.md",
         "docs/security.md",
         "docs/guides/verify.md",
         "docs/guides/restore.md",

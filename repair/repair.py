@@ -88,8 +88,23 @@ def plan_repair(
 
     Raises ConfigurationError, UnknownTopic, FencedError, StoreUnavailable, CorruptDataError.
     """
-    data_dir = settings.data_dir
-    with closing(store) if store else nullcontext(), overlay(data_dir, topic) as place:
+    with closing(store) if store else nullcontext(), planning(settings, store, topic) as broker:
+        steps = repair_topic(broker, topic, deep=deep)
+    place, data_dir = str(broker.folder.path), str(settings.data_dir)
+    return [
+        msgspec.structs.replace(step, detail=step.detail.replace(place, data_dir)) for step in steps
+    ]
+
+
+@contextmanager
+def planning(
+    settings: BrokerSettings, store: ObjectStore | None, topic: str | None = None
+) -> Iterator[Broker]:
+    """A broker that changes nothing, of that topic or of all; the folder is locked meanwhile.
+
+    Raises ConfigurationError, StoreUnavailable, CorruptDataError.
+    """
+    with overlay(settings.data_dir, topic) as place:
         if store is not None:
             _believe_probe(place, store, single_writer=settings.allow_single_writer_store)
         broker = Broker.open_idle(
@@ -98,13 +113,9 @@ def plan_repair(
             disk=OverlayDisk(),
         )
         try:
-            steps = repair_topic(broker, topic, deep=deep)
+            yield broker
         finally:
             broker.close()
-    return [
-        msgspec.structs.replace(step, detail=step.detail.replace(str(place), str(data_dir)))
-        for step in steps
-    ]
 
 
 def _repair_log(
@@ -194,8 +205,8 @@ class ReadOnlyStore:
 
 
 @contextmanager
-def overlay(data_dir: Path, topic: str) -> Iterator[Path]:
-    """A temporary folder to open in place of `data_dir`, with only that topic. Raises
+def overlay(data_dir: Path, topic: str | None) -> Iterator[Path]:
+    """A temporary folder to open in place of `data_dir`, with that topic or all. Raises
     ConfigurationError if a broker has the folder open, or a take-over has begun.
     """
     with folder_lock(data_dir), tempfile.TemporaryDirectory(prefix="tierlog-plan-") as made:
@@ -205,14 +216,16 @@ def overlay(data_dir: Path, topic: str) -> Iterator[Path]:
                 "--take-over: start the broker once to complete that, or use --apply"
             )
         place = Path(made)
+        partition = re.compile((r".+" if topic is None else re.escape(topic)) + r"-\d{1,9}")
         for path in data_dir.iterdir():
             if path.is_file() and path.name != ".lock":
                 shutil.copyfile(path, place / path.name)
-            elif path.is_dir() and re.fullmatch(re.escape(topic) + r"-\d{1,9}", path.name):
+            elif path.is_dir() and partition.fullmatch(path.name):
                 link_files(path, place / path.name)
         leave_out = shutil.ignore_patterns(*LEFT_OUT)
         shutil.copytree(data_dir / "tierlog", place / "tierlog", ignore=leave_out)
-        _keep_one(TopicRegistry(place), topic)
+        if topic is not None:
+            _keep_one(TopicRegistry(place), topic)
         yield place
 
 

@@ -2,6 +2,7 @@
 
     <new>/meta.properties                the bucket's cluster id and a new directory id; written
                                          last: without it the folder is not a data folder
+    <new>/tierlog/format.json            the format level, if the bucket's or the tail's is above 1
     <new>/tierlog/topics.json            the newest undeleted topic of each name
     <new>/tierlog/manifests/             the manifests in force
     <new>/tierlog/take-over.json         all partitions: the first start takes them over
@@ -44,8 +45,10 @@ from tierlog.broker.data_folder import (
     folder_lock,
     format_topic_id_partition,
     new_id,
+    read_level,
     unusable,
     write_checkpoint,
+    write_level,
 )
 from tierlog.broker.opened_log import EPOCHS
 from tierlog.broker.take_over import NO_MANIFEST, PendingTakeOver, write_take_overs
@@ -54,6 +57,7 @@ from tierlog.host.durable_file import REAL_DISK, write_durably
 from tierlog.host.medium import make_folders
 from tierlog.hot_tier.closed_log import with_swaps_finished
 from tierlog.hot_tier.log_config import LogConfig
+from tierlog.manifest.bucket_level import BucketLevel
 from tierlog.manifest.keys import PartitionKeys, topic_versions
 from tierlog.manifest.state import EpochStart, Manifest
 from tierlog.manifest.store import ManifestStore, StoreOptions
@@ -81,7 +85,7 @@ log = structlog.get_logger(__name__)
 
 NOT_IN_THE_WAY = frozenset({"lost+found", ".lock", "tierlog"})
 # Below `tierlog/`: left by a start that was refused because the bucket is another cluster's.
-LEFT_BY_A_START = frozenset({"cache", "manifests", "owner", "restoring.tmp"})
+LEFT_BY_A_START = frozenset({"cache", "format.json", "manifests", "owner", "restoring.tmp"})
 
 
 class RestoreOptions(NamedTuple):
@@ -128,19 +132,25 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
 def restore(store: ObjectStore, options: RestoreOptions) -> RestoreReport:
     """Fill a new data folder. Changes nothing in the bucket or in the old folder.
 
-    Raises ConfigurationError (a folder is in use or not empty, the bucket has no cluster),
-    StoreUnavailable, CorruptDataError (a file of the old folder, outside of its logs).
+    Raises ConfigurationError (a folder is in use or not empty, the bucket has no cluster, or a
+    format level that this version does not read), StoreUnavailable, CorruptDataError (a file of
+    the old folder, outside of its logs).
     """
     cluster = load_cluster(store)
     if cluster is None:
         raise ConfigurationError(f"{store.url} holds no cluster: there is nothing to restore")
     try:
-        return _filled(store, options, cluster.cluster_id)
+        levels = [BucketLevel(store).read_level()]
+        if options.tail is not None:
+            levels.append(read_level(options.tail))
+        return _filled(store, options, cluster.cluster_id, level=max(levels))
     except OSError as error:
         raise unusable(options.data_dir, error) from error
 
 
-def _filled(store: ObjectStore, options: RestoreOptions, cluster_id: str) -> RestoreReport:
+def _filled(
+    store: ObjectStore, options: RestoreOptions, cluster_id: str, *, level: int
+) -> RestoreReport:
     _check_empty(options.data_dir)  # before a lock file is created in somebody else's folder
     with folder_lock(options.data_dir):
         _check_empty(options.data_dir)  # again: a broker may have used it until now
@@ -150,6 +160,7 @@ def _filled(store: ObjectStore, options: RestoreOptions, cluster_id: str) -> Res
         (options.data_dir / "meta.properties").unlink(missing_ok=True)
         _clear(options.data_dir)
         (unfinished.parent / "manifests").mkdir()
+        write_level(options.data_dir, level)
         old = OldFolder(options.tail, cluster_id=cluster_id) if options.tail else None
         try:
             report = _Restore(store, options, old).run(cluster_id)

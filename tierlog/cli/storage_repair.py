@@ -1,8 +1,9 @@
-"""`tierlog storage repair | gc | restore`: changes that only the owner of a bucket may make.
+"""`tierlog storage repair | gc | restore | finalize`: changes that only the owner of a bucket may
+make.
 
 Without `--apply`, `repair` and `gc` print a plan, and change nothing in the bucket or on disk. They
 open the owner's data folder, which must not be open in a broker; only the plan of `gc` is made from
-the bucket alone. `restore` creates a new folder.
+the bucket alone. `restore` creates a new folder. `finalize` ends the way back to an older version.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 import typer
 
 from tierlog.broker.settings import BrokerSettings
@@ -81,21 +83,47 @@ OFFSET_GAP: Final[int] = _DEFAULTS["restore_offset_gap"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnerOptions:
-    """How to open the owner. Its folder is an option of the command itself."""
+class FolderOptions:
+    """The bucket of a data folder, which is an option of the command itself."""
 
     store: OwnStoreOption = None
     endpoint: EndpointOption = None
     region: RegionOption = None
-    take_over: TakeOverOption = False
-    gap: GapOption = OFFSET_GAP
     single_writer: SingleWriterOption = False
-    grace_ms: GraceOption = _DEFAULTS["gc_grace_ms"]
-    versions_min: VersionsOption = _DEFAULTS["manifest_versions_min"]
 
     @property
     def bucket(self) -> BucketOptions | None:
         return BucketOptions.if_given(self.store, self.endpoint, self.region)
+
+    def open_store(self, data_dir: Path, **more: Any) -> tuple[BrokerSettings, ObjectStore | None]:
+        """`more`: settings. Raises ConfigurationError."""
+        from tierlog.broker.store_status import check_has_no_bucket
+        from tierlog.cli.logs import configure_logs
+        from tierlog.record_format import native
+        from tierlog.record_format.errors import ConfigurationError
+
+        if not (data_dir / "meta.properties").exists():
+            raise ConfigurationError(f"{data_dir} is not a broker's data folder")
+        configure_logs()
+        settings = BrokerSettings(
+            data_dir=data_dir, allow_single_writer_store=self.single_writer, **more
+        )
+        with suppress(ImportError):  # no numba, or another: slower, with the same results
+            native.load()
+        bucket = self.bucket
+        if bucket is None:
+            check_has_no_bucket(data_dir)
+        return settings, bucket.open() if bucket else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerOptions(FolderOptions):
+    """How to open the owner."""
+
+    take_over: TakeOverOption = False
+    gap: GapOption = OFFSET_GAP
+    grace_ms: GraceOption = _DEFAULTS["gc_grace_ms"]
+    versions_min: VersionsOption = _DEFAULTS["manifest_versions_min"]
 
     def policy(self) -> GarbagePolicy:
         from tierlog.manifest.garbage import GarbagePolicy
@@ -125,28 +153,13 @@ class OwnerOptions:
         return plan_repair(settings, store, topic, deep=deep)
 
     def _open_store(self, data_dir: Path) -> tuple[BrokerSettings, ObjectStore | None]:
-        from tierlog.broker.store_status import check_has_no_bucket
-        from tierlog.cli.logs import configure_logs
-        from tierlog.record_format import native
-        from tierlog.record_format.errors import ConfigurationError
-
-        if not (data_dir / "meta.properties").exists():
-            raise ConfigurationError(f"{data_dir} is not a broker's data folder")
-        configure_logs()
-        settings = BrokerSettings(
-            data_dir=data_dir,
+        return self.open_store(
+            data_dir,
             take_over=self.take_over,
             restore_offset_gap=self.gap,
-            allow_single_writer_store=self.single_writer,
             gc_grace_ms=self.grace_ms,
             manifest_versions_min=self.versions_min,
         )
-        with suppress(ImportError):  # no numba, or another: slower, with the same results
-            native.load()
-        bucket = self.bucket
-        if bucket is None:
-            check_has_no_bucket(data_dir)
-        return settings, bucket.open() if bucket else None
 
 
 app = typer.Typer()
@@ -330,3 +343,37 @@ def _print_restored(report: RestoreReport) -> None:
     for other in report.others:
         why = "deleted" if other.deleted else "older than the topic of that name"
         note(f"not restored: {other.name} ({other.topic_id}), {other.unreadable or why}")
+
+
+@app.command("finalize")
+@takes(FolderOptions)
+def finalize(
+    folder: FolderOptions,
+    data_dir: DataDirOption,
+    *,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, and change nothing.")
+    ] = False,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """After an upgrade: write the newest formats. The version before it then opens neither the
+    folder nor its bucket.
+
+    Until then it opens both. Every partition is opened first; nothing is raised if one is damaged.
+    """
+    from tierlog.repair.finalize import finalize as raise_level
+
+    report = raise_level(*folder.open_store(data_dir), dry_run=dry_run)
+    places = " and ".join(filter(None, (str(data_dir), report.store)))
+    older = f"tierlog older than {report.read_since}"
+    if report.from_level == report.to_level:
+        said = f"format level {report.to_level} is the newest of this version: nothing to do"
+    elif dry_run:
+        said = (
+            f"{report.partitions} partitions checked; the format level would rise from "
+            f"{report.from_level} to {report.to_level}, and {older} would no longer open {places}. "
+            "Nothing was changed"
+        )
+    else:
+        said = f"format level {report.to_level}: {older} no longer opens {places}"
+    output.report(msgspec.to_builtins(report, enc_hook=str), said)

@@ -141,7 +141,7 @@ def append_keyed(harness, value: bytes) -> None:
 
 def test_a_corrupt_file_is_refused_with_a_remedy_that_works(harness):
     data = crashed_folder(harness)
-    for name in sorted(REMEDIES.keys() - {"take-over.json", "cuts.json"}):
+    for name in sorted(REMEDIES.keys() - {"take-over.json", "cuts.json", "format.json"}):
         path = data / "t-0" / name if (data / "t-0" / name).exists() else next(data.rglob(name))
         good = path.read_bytes()
         # A log's epoch file is rebuilt if it is garbage, but not if its version is unknown.
@@ -164,7 +164,7 @@ def test_a_valid_file_with_another_schema_is_refused_with_a_remedy(harness):
     """As another version of tierlog might write it."""
     folder = crashed_folder(harness) / "tierlog"
     kinds = {"topics": "topics", "epochs": "epochs", "cuts": "cuts", "take-over": "take-over"}
-    for name, kind in {**kinds, "store": "store-probe"}.items():
+    for name, kind in {**kinds, "format": "format", "store": "store-probe"}.items():
         path = folder / f"{name}.json"
         good = path.read_bytes() if path.exists() else None
         path.write_bytes(sealed_json.encode({"x": "other"}, kind=kind))

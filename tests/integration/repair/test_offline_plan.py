@@ -9,6 +9,7 @@ import pytest
 
 from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.damage import flip
+from tests.fakes.snapshot import snapshot
 from tierlog.broker.broker import Broker
 from tierlog.broker.settings import BrokerSettings
 from tierlog.object_store.open import open_store
@@ -37,17 +38,6 @@ def root(template, tmp_path):
     """A cleanly stopped broker; topic `t` has two segments in the bucket and two only on disk."""
     shutil.copytree(template, tmp_path / "root")
     return tmp_path / "root"
-
-
-def snapshot(root):
-    """Contents and modification times of all files and folders."""
-    return {
-        str(path.relative_to(root)): (
-            path.read_bytes() if path.is_file() else None,
-            path.stat().st_mtime_ns,
-        )
-        for path in sorted(root.rglob("*"))
-    }
 
 
 def plan(root):
