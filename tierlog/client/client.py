@@ -34,13 +34,29 @@ from tierlog.client.scheduling import FetchSchedule, PartitionCursor, schedule_f
 from tierlog.client.transport import ConnectionConfig, to_outcome, to_response
 from tierlog.client.wire import DEFAULT_LIMITS, Limits, Request, Response, Start
 from tierlog.client.workarounds import is_closed_at_once
-from tierlog.record_format.errors import RetriableError, TierlogError
+from tierlog.record_format.errors import RetriableError, TierlogError, did_you_mean
 
 P = ParamSpec("P")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Transport = TypeVar("Transport", httpx2.BaseTransport, httpx2.AsyncBaseTransport)
 Records = TypeVar("Records")
+
+
+def naming_the_nearest(function: Callable[P, T]) -> Callable[P, T]:
+    """An argument that the function does not have is a TypeError with the nearest that it has."""
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            known = signature(function).parameters
+            for name in kwargs.keys() - known.keys():
+                raise TypeError(f"{error}{did_you_mean(name, known)}") from None
+            raise
+
+    return checked
 
 
 class CallMethod(Protocol[P, T_co]):
@@ -57,9 +73,11 @@ class CallMethod(Protocol[P, T_co]):
 
 
 def method(make: Callable[P, Call[T]]) -> CallMethod[P, T]:
+    make_checked = naming_the_nearest(make)
+
     @wraps(make)
     def make_call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        return self.call(make(*args, **kwargs))
+        return self.call(make_checked(*args, **kwargs))
 
     # What `help` and notebooks show: with `self`, and the call's result as the return type.
     of_call = signature(make)
@@ -73,6 +91,7 @@ def method(make: Callable[P, Call[T]]) -> CallMethod[P, T]:
 class _BrokerClient(Generic[Transport, Records]):
     """How both clients connect, and their calls. `Records`: what `consume` returns."""
 
+    @naming_the_nearest
     def __init__(
         self,
         server: str | None = None,
@@ -115,6 +134,7 @@ class _BrokerClient(Generic[Transport, Records]):
     fetch = method(calls.fetch)
     fetch_batches = method(calls.fetch_batches)
 
+    @naming_the_nearest
     def consume(
         self,
         topic: str,

@@ -891,3 +891,18 @@ def test_encoded_records_respect_the_topics_message_limit():
         calls.produce_encoded("t", records, partition=0)
     body = calls.produce_encoded("t", records, partition=0, max_message_bytes=4 << 20).request.body
     assert [header.record_count for header in iter_headers(body)] == [3]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda client: client.produce("t", [], partion=1), "'partion'; did you mean 'partition'?"),
+        (lambda client: client.consume("t", ofset=1), "'ofset'; did you mean 'offset'?"),
+        (lambda client: type(client)(tokn="x"), "'tokn'; did you mean 'token'?"),
+        (lambda client: client.fetch("t", 0, zzz=1), "keyword argument 'zzz'"),
+    ],
+)
+def test_an_unknown_argument_names_the_nearest(call, said):
+    with tierlog.Client() as client, pytest.raises(TypeError) as raised:
+        call(client)
+    assert str(raised.value).endswith(said)
