@@ -2,6 +2,8 @@
 and at `/docs` the same as a page, with a bundled Swagger UI.
 
 * Files are looked up by name in a table: a path is never built from a request.
+* `/docs` looks like the console and leads back to it: it has the console's stylesheet, and its
+  choice of light or dark, by their addresses.
 * Nothing is loaded from elsewhere, and the page's Content-Security-Policy forbids it: it works
   without a network.
 * The page and its files contain only what is public in our package, and a browser sends no token
@@ -32,12 +34,28 @@ from tierlog.api.http.responses import Response
 
 _PAGE: Final = b"""<!doctype html>
 <html lang="en">
+<head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<script src="console/static/choices.js"></script>
 <title>tierlog: the HTTP API</title>
-<link rel="icon" href="data:,">
+<link rel="icon" href="console/static/icon.svg" type="image/svg+xml">
 <link rel="stylesheet" href="docs/swagger-ui.css">
+<link rel="stylesheet" href="console/static/console.css">
 <link rel="stylesheet" href="docs/docs.css">
+</head>
+<body>
+<header class="top">
+<a class="brand" href="/">
+<img src="console/static/icon.svg" alt="" width="22" height="22">tierlog</a>
+<nav aria-label="Main">
+<a href="/#/overview">Topics</a>
+<a href="/#/groups">Groups</a>
+<a href="/#/store">Store</a>
+<a href="/docs" aria-current="page">API</a>
+</nav>
+</header>
 <div id="swagger-ui"></div>
 <dialog id="ask-token" aria-labelledby="ask-token-title">
 <form>
@@ -46,13 +64,14 @@ _PAGE: Final = b"""<!doctype html>
 closed.</p>
 <label>Token
 <input type="password" name="token" autocomplete="off" spellcheck="false" required></label>
-<p id="refusal" role="alert"></p>
-<button>Use it</button>
+<p id="refusal" class="refusal" role="alert"></p>
+<div class="row"><button class="primary">Use it</button></div>
 </form>
 </dialog>
 <noscript>The same is in <a href="openapi.json">openapi.json</a>.</noscript>
 <script src="docs/swagger-ui-bundle.js"></script>
 <script src="docs/docs.js"></script>
+</body>
 </html>
 """
 # Swagger UI's stylesheet draws with data: images.

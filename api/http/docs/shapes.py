@@ -16,11 +16,7 @@ from tierlog.record_format.topic_rules import MAX_NAME_LENGTH, MAX_PARTITIONS
 
 Json = dict[str, Any]
 
-_TOPIC_NAME: Final[Json] = {
-    "type": "string",
-    "pattern": f"^[a-zA-Z0-9._-]{{1,{MAX_NAME_LENGTH}}}$",
-    "not": {"enum": [".", ".."]},
-}
+_NAME: Final = f"[a-zA-Z0-9._-]{{1,{MAX_NAME_LENGTH}}}$"
 # RFC 3339; the month's days are the calendar's business.
 _TIME_TEXT: Final[Json] = {
     "type": "string",
@@ -43,7 +39,7 @@ _NULL: Final[Json] = {"type": "null"}
 _BASE64_OR_NULL: Final[Json] = {"anyOf": [_BASE64, _NULL]}
 
 PATH_PARAMETERS: Final[Mapping[str, Json]] = {
-    "topic": {"schema": _TOPIC_NAME, "example": "flights"},
+    "topic": {"schema": {"type": "string", "pattern": f"^{_NAME}"}, "example": "flights"},
     "partition": {"schema": _PARTITION, "example": 0},
     "group": {"schema": {"type": "string", "minLength": 1, "maxLength": 255}, "example": "reports"},
     "base_offset": {"schema": _OFFSET, "example": 0},
@@ -118,7 +114,7 @@ _PARTITIONS: Final[Json] = {"minimum": 1, "maximum": MAX_PARTITIONS}
 RULES: Final[Mapping[str, Json]] = {
     "CreateTopic": {
         "properties": {
-            "name": _TOPIC_NAME,
+            "name": {"pattern": r"^(?!\.\.?$)" + _NAME},
             "partitions": _PARTITIONS,
             "config": _config(nullable=False),
         }

@@ -1,5 +1,14 @@
 // Our part of the page: which document is shown, with which token; nothing is loaded from elsewhere.
 "use strict";
+(() => {
+  // Light or dark as in the console: what was chosen there, or the system's.
+  const root = document.documentElement;
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const draw = () => root.classList.toggle("dark-mode", (root.dataset.scheme ?? (system.matches ? "dark" : "")) === "dark");
+  system.addEventListener("change", draw);
+  new MutationObserver(draw).observe(root, { attributeFilter: ["data-scheme"] });
+  draw();
+})();
 addEventListener("load", () => {
   const TOKEN = "tierlog.token"; // shared with the console: a tab asks once
   const dialog = document.getElementById("ask-token");
