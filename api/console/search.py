@@ -1,7 +1,8 @@
 """Search over the stored records of a topic, in both tiers: forward, one partition after another.
 
 * A piece of a log is read and looked through at a time, in threads of the searches' own: neither
-  the event loop nor the readers' threads wait for it, and what is in memory is one piece.
+  the event loop nor the readers' threads wait for it, and what is in memory is one piece. Then it
+  rests for as long as that took.
 * A search ends at its limit of records, at its budget of bytes read or of time, or at the ends
   that the logs had when it began; and, before the next piece, when whoever asked has gone.
 * Where it ended is a position, from which the same search goes on.
@@ -12,6 +13,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -36,7 +38,7 @@ from tierlog.api.http.fetch.reading import (
     resolve,
 )
 from tierlog.api.http.fetch.record_pages import LargeRecord, read_page
-from tierlog.api.http.settings import MAX_OFFSET, MIB
+from tierlog.api.http.settings import KIB, MAX_OFFSET, MIB
 from tierlog.broker.partition import Partition
 from tierlog.broker.segment_listing import peek_segments
 from tierlog.broker.topics import Topic
@@ -45,9 +47,9 @@ from tierlog.record_format.errors import OffsetTrimmed, TierlogError
 from tierlog.record_format.units import in_utc
 
 T = TypeVar("T")
-PIECE_BYTES: Final = MIB  # read at a time, at least one batch
+PIECE_BYTES: Final = 128 * KIB  # read at a time, at least one batch
 PIECE_EXPANDED_BYTES: Final = 4 * MIB
-PIECE_RECORDS: Final = 20_000
+PIECE_RECORDS: Final = 4_000
 WHOLE_BYTES: Final = 8 * MIB  # a larger record is counted, and not looked into
 MOST_RECORDS: Final = 10_000
 MOST_TROUBLES: Final = 20
@@ -231,6 +233,7 @@ class SearchRun:
         known_to = MAX_OFFSET if self._search.wanted.times is None else offset
         while offset < end_offset and self._spent is None:
             self._stand_at(number, offset)
+            began_s = time.monotonic()
             try:
                 if offset >= known_to:
                     offset, known_to = await self._run(partial(self._find, partition, offset))
@@ -242,8 +245,9 @@ class SearchRun:
             except OffsetTrimmed:  # retention was faster
                 offset = max(offset, partition.offsets().log_start_offset)
                 continue
-            offset = piece.place.offset
+            offset, looked_s = piece.place.offset, time.monotonic() - began_s
             yield piece
+            await asyncio.sleep(looked_s)  # half of the time is for all others alone
         self._stand_at(number, min(offset, end_offset))
 
     async def _run(self, call: Callable[[], T]) -> T:

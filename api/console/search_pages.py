@@ -8,8 +8,10 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Final
 from weakref import WeakSet
@@ -43,6 +45,8 @@ from tierlog.broker.topics import Topic
 from tierlog.record_format.errors import InvalidRequest, Throttled, TierlogError
 
 _STREAM: Final[HeaderList] = [(b"content-type", NDJSON.encode()), NO_STORE, *HEADERS]
+PROGRESS_S: Final = 0.1  # so often a page is told how far its search is
+TURN_S: Final = 0.0005
 _BEFORE: Final = 60  # bytes that are shown before what was found
 _ENCODER: Final = msgspec.json.Encoder()
 
@@ -78,6 +82,7 @@ class Searches:
 
     def __init__(self) -> None:
         self._runs: WeakSet[SearchRun] = WeakSet()
+        self._looking, self._usual_turn_s = 0, sys.getswitchinterval()
 
     async def form(self, context: Context, exchange: Exchange) -> Response:
         query = exchange.query(SearchQuery)
@@ -103,7 +108,7 @@ class Searches:
         topic = context.broker.topic(exchange.topic)
         search = parse_search(exchange.query(SearchQuery))
         run = self._begin(context, topic, search)
-        return StreamResponse(_STREAM, _lines(context, exchange, run, search.wanted.text))
+        return StreamResponse(_STREAM, self._lines(context, exchange, run, search.wanted.text))
 
     async def download(self, context: Context, exchange: Exchange) -> AnyResponse:
         """As `found`, with whole records. What its budget ends is cut short, as a client sees."""
@@ -119,7 +124,7 @@ class Searches:
             NO_STORE,
             *HEADERS,
         ]
-        return StreamResponse(headers, _file(context, exchange, run, file))
+        return StreamResponse(headers, self._file(context, exchange, run, file))
 
     def _begin(self, context: Context, topic: Topic, search: Search) -> SearchRun:
         """A search is under way for as long as something refers to it."""
@@ -131,32 +136,48 @@ class Searches:
         self._runs.add(run)
         return run
 
+    @contextmanager
+    def _short_turns(self) -> Iterator[None]:
+        """Have threads hand the interpreter over more often while a search is looking: whoever
+        answers a produce waits for it six times.
+        """
+        self._looking += 1
+        sys.setswitchinterval(TURN_S)
+        try:
+            yield
+        finally:
+            self._looking -= 1
+            if not self._looking:
+                sys.setswitchinterval(self._usual_turn_s)
 
-async def _lines(
-    context: Context, exchange: Exchange, run: SearchRun, text: bytes
-) -> AsyncGenerator[bytes, None]:
-    with LongPoll(context.waiting, exchange, wait_ms=0) as poll:
-        poll.listen()
-        async with aclosing(run.pieces()) as pieces:
-            async for piece in pieces:
-                yield _line(run.progress, list(_records(piece, text)))
-                if poll.cancelled:
-                    return
-                await context.access.recheck(exchange)
-    yield _line(run.progress)
+    async def _lines(
+        self, context: Context, exchange: Exchange, run: SearchRun, text: bytes
+    ) -> AsyncGenerator[bytes, None]:
+        said_s = 0.0
+        with self._short_turns(), LongPoll(context.waiting, exchange, wait_ms=0) as poll:
+            poll.listen()
+            async with aclosing(run.pieces()) as pieces:
+                async for piece in pieces:
+                    if piece.batches or time.monotonic() >= said_s + PROGRESS_S:
+                        said_s = time.monotonic()
+                        yield _line(run.progress, list(_records(piece, text)))
+                        await context.access.recheck(exchange)
+                    if poll.cancelled:
+                        return
+        yield _line(run.progress)
 
-
-async def _file(
-    context: Context, exchange: Exchange, run: SearchRun, file: RecordFile
-) -> AsyncGenerator[bytes, None]:
-    async with aclosing(run.pieces()) as pieces:
-        async for piece in pieces:
-            if piece.batches:
-                yield await context.run_in(context.searchers, partial(file.add, piece))
-                await context.access.recheck(exchange)
-    if run.progress.end in ("bytes", "time"):
-        raise Throttled("a download ended with its budget: take a smaller range")
-    yield await context.run_in(context.searchers, file.end)
+    async def _file(
+        self, context: Context, exchange: Exchange, run: SearchRun, file: RecordFile
+    ) -> AsyncGenerator[bytes, None]:
+        with self._short_turns():
+            async with aclosing(run.pieces()) as pieces:
+                async for piece in pieces:
+                    if piece.batches:
+                        yield await context.run_in(context.searchers, partial(file.add, piece))
+                        await context.access.recheck(exchange)
+        if run.progress.end in ("bytes", "time"):
+            raise Throttled("a download ended with its budget: take a smaller range")
+        yield await context.run_in(context.searchers, file.end)
 
 
 def _line(progress: Progress, records: list[FoundRecord] | None = None) -> bytes:
