@@ -1,6 +1,6 @@
 """The console's calls: one page, and the HTML fragments that it swaps in.
 
-* The console is read-only. Changes are made with the CLI or the API.
+* These calls only read. The console changes something by calling the API: see `actions.py`.
 * A fragment's path is the part of the page's address after `#`: `/console/topics/flights` is shown
   at `/#/topics/flights`.
 * The page itself contains no data, so it needs no token; it asks for one and sends it with every
@@ -21,7 +21,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from tierlog.api.console import topic_pages
+from tierlog.api.console import actions, topic_pages
 from tierlog.api.console.record_browser import RecordsQuery, record_page, time_axis
 from tierlog.api.console.rendering import HEADERS, NOTHING_NEW, fragment, page
 from tierlog.api.console.samples import Sampler, series
@@ -127,12 +127,18 @@ class Console:
             "/console/topics": (topics, TopicsQuery),
             "/console/groups": (groups, GroupsQuery),
             "/console/store": (store, None),
+            "/console/create": (actions.create_page, None),
+            "/console/numbers": (actions.numbers, actions.NumbersQuery),
+            "/console/group": (actions.group_page, actions.GroupQuery),
             _TOPIC: (topic, TopicQuery),
             _TOPIC + "/samples": (self.topic_samples, SamplesQuery),
             _TOPIC + "/search": (self._searches.form, SearchQuery),
             _TOPIC + "/found": (self._searches.found, SearchQuery),
             _TOPIC + "/download": (self._searches.download, DownloadQuery),
             _TOPIC + "/tail": (topic_tail, None),
+            _TOPIC + "/produce": (actions.produce_page, None),
+            _TOPIC + "/settings": (actions.settings_page, None),
+            _TOPIC + "/storage": (actions.storage_page, None),
             _PARTITION + "/records": (records, RecordsQuery),
             _PARTITION + "/records/{offset}": (record, None),
             _PARTITION + "/segments": (segments, SegmentsQuery),
@@ -201,7 +207,13 @@ async def _listed(context: Context, exchange: Exchange, query: TopicsQuery) -> d
         return topic_pages.topic_page(live, wanted=wanted, sort=sort, page=query.page), len(live)
 
     shown, count = await context.read(found)
-    return {"topics": shown, "topic_count": count, "filter": query.filter, "sort": query.sort}
+    return {
+        "topics": shown,
+        "topic_count": count,
+        "filter": query.filter,
+        "sort": query.sort,
+        "create_refusal": actions.refusal(exchange.grant, "POST", "/v1/topics"),
+    }
 
 
 def _server_flag(exchange: Exchange) -> dict[str, Any]:
@@ -216,7 +228,9 @@ def _server_flag(exchange: Exchange) -> dict[str, Any]:
 async def groups(context: Context, exchange: Exchange) -> Response:
     sort = exchange.query(GroupsQuery).sort
     found = await context.read(_group_lines, context.broker.groups, exchange.grant, sort=sort)
-    return fragment("groups.html", groups=found, sort=sort, shown_max=GROUPS_SHOWN)
+    return fragment(
+        "groups.html", groups=found, sort=sort, shown_max=GROUPS_SHOWN, **_server_flag(exchange)
+    )
 
 
 def _group_lines(groups: Groups, grant: Grant, *, sort: str) -> list[GroupLine]:

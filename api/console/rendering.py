@@ -19,6 +19,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from tierlog.api.console.record_browser import MAX_DATE_MS, visible
 from tierlog.api.http.problems import HeaderList
 from tierlog.api.http.responses import NO_STORE, Response
+from tierlog.hot_tier.config_words import in_words
+from tierlog.hot_tier.log_config import ConfigKey
 from tierlog.record_format.units import rough_duration
 
 CONTENT_SECURITY_POLICY: Final = (
@@ -58,6 +60,7 @@ def environment() -> Environment:
         dollars=dollars,
         visible=visible,
     )
+    made.globals.update(in_words=in_words, choices_of=choices_of)
     made.globals["has_parquet"] = find_spec("pyarrow") is not None
     return made
 
@@ -120,3 +123,11 @@ def dollars(amount: float) -> str:
         return "under $0.000001"
     digits = 6 if amount < 0.000_1 else 4 if amount < 0.01 else 2
     return f"${amount:.{digits}f}"
+
+
+def choices_of(key: ConfigKey) -> tuple[str, ...]:
+    """The values to choose from; empty if a value is typed."""
+    if key.kind == "boolean":
+        return "true", "false"
+    both = (",".join(sorted(key.choices)),) if key.kind == "list" and len(key.choices) > 1 else ()
+    return (*key.choices, *both)

@@ -72,6 +72,10 @@ class ForeignHost(RequestError):
     """A Host or Origin that is not loopback, on a broker without tokens (DNS rebinding)."""
 
 
+class ForeignOrigin(RequestError):
+    """A page of another origin wants to change something."""
+
+
 class Unauthorized(RequestError):
     """A token is required. `given`: one was sent, but it is not valid."""
 
@@ -187,6 +191,7 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     StalledBody: Kind(400, "invalid-request", "The body did not arrive", _no_errors),
     Unauthorized: Kind(401, "unauthorized", "No valid token"),
     ForeignHost: Kind(403, "forbidden", "Not a loopback host"),
+    ForeignOrigin: Kind(403, "forbidden", "Not a page of this broker"),
     errors.Forbidden: Kind(403, "forbidden", "Not allowed"),
     errors.UnknownTopic: Kind(404, "unknown-topic", "No such topic"),
     errors.UnknownTopicOrPartition: Kind(404, "unknown-partition", "No such partition"),

@@ -84,7 +84,7 @@
 
   async function copy(button) {
     const part = button.dataset.copy;
-    const text = recordPart(button, part, part.endsWith("_base64") ? "base64" : "utf8");
+    const text = part ? recordPart(button, part, part.endsWith("_base64") ? "base64" : "utf8") : Promise.resolve(button.previousElementSibling.textContent);
     await Promise.all([text, toClipboard(text)]);
     button.classList.add("copied");
     said.textContent = "Copied";

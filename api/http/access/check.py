@@ -7,6 +7,7 @@ loopback names.
   is authenticated before it was read again, by a thread: `is_current` tells, `refresh` waits.
 * Requests without a valid token count against the rate limit of their address. A limit is a token
   bucket for each client: after a pause it may send a burst of `BURST_S` seconds' worth.
+* A browser may change something only from a page of this server, with or without tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from urllib.parse import urlsplit
 from tierlog.api.http.access.scopes import EVERYTHING, NEEDS, NOBODY, OPEN_PATHS, UNLISTED, Grant
 from tierlog.api.http.access.tokens import TokensFile
 from tierlog.api.http.exchange import Exchange
-from tierlog.api.http.problems import ForeignHost, Unauthorized
+from tierlog.api.http.problems import ForeignHost, ForeignOrigin, Unauthorized
 from tierlog.api.http.settings import HttpSettings
 from tierlog.api.http.strict_json import refuse_field
 from tierlog.host.loopback import is_loopback
@@ -33,6 +34,8 @@ CHECK_INTERVAL_S: Final = 0.005
 _BEARER: Final = "bearer "
 _MAX_TOKEN_LENGTH: Final = 256
 _HOST_AND_PORT: Final = re.compile(r"(?:\[([^\[\]@]*)\]|([^\[\]:@]*))(?::\d*)?", re.ASCII)
+_SAFE_METHODS: Final = frozenset(("GET", "HEAD", "OPTIONS"))  # RFC 9110, 9.2.1
+_OWN_SITES: Final = ("same-origin", "none")  # none: the address bar
 BURST_S: Final = 2.0
 CLIENTS_MAX: Final = 10_000
 
@@ -65,7 +68,7 @@ class Access:
             self._is_current = True
 
     def authenticate(self, exchange: Exchange) -> None:
-        """Set `exchange.grant`. Raises ForeignHost, Unauthorized, Throttled."""
+        """Set `exchange.grant`. Raises ForeignHost, ForeignOrigin, Unauthorized, Throttled."""
         host = exchange.header(b"host")
         if host is None and exchange.scope["http_version"] == "1.1":
             refuse_field("Host", "missing; HTTP/1.1 requires it (RFC 9112, 3.2)")
@@ -78,6 +81,7 @@ class Access:
             exchange.grant = EVERYTHING
         else:
             exchange.grant = self._grant_of(exchange) or NOBODY
+        _check_same_origin(exchange)
         if is_open:
             return
         if self._rates is not None:
@@ -139,6 +143,23 @@ def _check_host(exchange: Exchange) -> None:
     origin = exchange.header(b"origin")
     if origin is not None and not _is_loopback(origin):
         raise ForeignHost(f"Origin {origin[:200]!r} is not a loopback name")
+
+
+def _check_same_origin(exchange: Exchange) -> None:
+    """Refuse to change anything for a page of another site, or of another port of this machine.
+
+    Browsers say where a request comes from: in `Sec-Fetch-Site`, which no proxy changes; where they
+    leave it out (plain HTTP, not loopback), in `Origin`. Clients that send neither are no browsers.
+    Raises ForeignOrigin.
+    """
+    if exchange.scope["method"] in _SAFE_METHODS:
+        return
+    site, origin = exchange.header(b"sec-fetch-site"), exchange.header(b"origin")
+    if site is not None:
+        if site not in _OWN_SITES:
+            raise ForeignOrigin(f"this request comes from a page of another site: {site[:40]!r}")
+    elif origin is not None and origin.partition("://")[2] != exchange.header(b"host"):
+        raise ForeignOrigin(f"this request comes from a page of {origin[:200]!r}")
 
 
 def _name_of(url: str) -> str:

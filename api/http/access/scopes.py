@@ -65,6 +65,7 @@ STYLE: Final = b"text/css; charset=utf-8"
 TEXT: Final = b"text/plain; charset=utf-8"
 # The static files by name, with their media types.
 CONSOLE_NAMES: Final[Mapping[str, bytes]] = {
+    "actions.js": SCRIPT,
     "charts.js": SCRIPT,
     "choices.js": SCRIPT,
     "console.css": STYLE,
@@ -139,6 +140,9 @@ NEEDS: Final[Mapping[tuple[str, str], Need]] = {
     ("GET", "/console/summary"): Need(READ, whole=True),
     ("GET", "/console/samples"): Need(READ, whole=True),
     ("GET", "/console/topics"): Need(READ),
+    ("GET", "/console/create"): Need(READ),
+    ("GET", "/console/numbers"): Need(READ),
+    ("GET", "/console/group"): Need(READ),
     ("GET", "/console/groups"): Need(READ),
     ("GET", "/console/store"): Need(READ, whole=True),
     ("GET", _SHOWN_TOPIC): Need(READ),
@@ -147,6 +151,9 @@ NEEDS: Final[Mapping[tuple[str, str], Need]] = {
     ("GET", _SHOWN_TOPIC + "/found"): Need(READ),
     ("GET", _SHOWN_TOPIC + "/download"): Need(READ),
     ("GET", _SHOWN_TOPIC + "/tail"): Need(READ),
+    ("GET", _SHOWN_TOPIC + "/produce"): Need(READ, PRODUCE),
+    ("GET", _SHOWN_TOPIC + "/settings"): Need(READ),
+    ("GET", _SHOWN_TOPIC + "/storage"): Need(READ),
     ("GET", _SHOWN_PARTITION + "/records"): Need(READ),
     ("GET", _SHOWN_PARTITION + "/records/{offset}"): Need(READ),
     ("GET", _SHOWN_PARTITION + "/segments"): Need(READ),

@@ -21,6 +21,7 @@ from tierlog.record_format.units import rough_duration
 CONSOLE = files("tierlog.api.console")
 TEMPLATES = sorted(path.name for path in CONSOLE.joinpath("templates").iterdir())
 OWN_SCRIPTS = (
+    "actions.js",
     "charts.js",
     "choices.js",
     "console.js",

@@ -1,0 +1,219 @@
+"""The pages from which the console acts: forms that its script sends to the API, and what a form
+needs before it is sent.
+
+* Nothing is changed here: the API has the one implementation of each act, with its scopes and its
+  problems. These calls only read.
+* Whether a form is shown follows from the table of scopes, as the API's answer would.
+* Settings are words on a page, and Kafka's numbers in a request: `numbers` translates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Meta
+
+from tierlog.api.console.rendering import HEADERS, fragment
+from tierlog.api.http import strict_json
+from tierlog.api.http.access.scopes import NEEDS, Grant
+from tierlog.api.http.context import Context
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.fetch.reading import (
+    KEYWORDS,
+    LATEST,
+    Position,
+    check_within,
+    parse_position,
+    resolve,
+)
+from tierlog.api.http.responses import NO_STORE, Response
+from tierlog.broker.groups import OffsetState, lag_of
+from tierlog.broker.topics import Topic
+from tierlog.hot_tier.config_words import from_words
+from tierlog.hot_tier.log_config import KEYS
+from tierlog.record_format.errors import (
+    FieldProblem,
+    Forbidden,
+    InvalidConfig,
+    InvalidRequest,
+    TierlogError,
+    UnknownGroup,
+)
+from tierlog.record_format.units import in_utc
+
+PARTITIONS_MAX: Final = 1000  # of a plan, each of which may be a lookup in the bucket
+_JSON: Final = (b"content-type", b"application/json")
+_WORDS: Final = msgspec.json.Decoder(dict[str, str | None])
+_TOPIC: Final = "/v1/topics/{topic}"
+
+
+class NumbersQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """`words`: a JSON object of settings in words; null resets a setting."""
+
+    words: Annotated[str, Meta(max_length=20_000)]
+
+
+class GroupQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """`partition`: empty for all. `at`: earliest, latest, an offset or a time."""
+
+    group: Annotated[str, Meta(max_length=255)] = ""
+    topic: Annotated[str, Meta(max_length=249)] = ""
+    partition: str = ""
+    at: Annotated[str, Meta(max_length=100)] = ""
+
+
+class PlannedOffset(NamedTuple):
+    """`committed`: None without a commit so far."""
+
+    partition: int
+    committed: int | None
+    offset: int
+    start_offset: int
+    end_offset: int
+    lag: int
+
+
+def refusal(grant: Grant, method: str, path: str) -> str:
+    """Why the token may not make a call of the API; empty if it may."""
+    try:
+        grant.check_scopes(NEEDS[method, path].scopes)
+    except Forbidden as error:
+        return str(error)
+    return ""
+
+
+async def create_page(_: Context, exchange: Exchange) -> Response:
+    return fragment(
+        "create.html",
+        refusal=refusal(exchange.grant, "POST", "/v1/topics"),
+        prefix=exchange.grant.topics,
+        keys=KEYS,
+    )
+
+
+async def produce_page(context: Context, exchange: Exchange) -> Response:
+    topic = context.broker.topic(exchange.topic)
+    return fragment(
+        "produce.html",
+        name=topic.record.name,
+        numbers=topic.numbers,
+        refusal=refusal(exchange.grant, "POST", _TOPIC + "/records"),
+        max_bytes=context.settings.body_max_bytes,
+    )
+
+
+async def settings_page(context: Context, exchange: Exchange) -> Response:
+    topic = context.broker.topic(exchange.topic)
+    return fragment(
+        "settings.html",
+        name=topic.record.name,
+        partitions=len(topic.numbers),
+        internal=topic.record.internal,
+        refusal=refusal(exchange.grant, "PATCH", _TOPIC),
+        overrides=topic.config.overrides,
+        keys=KEYS,
+    )
+
+
+async def storage_page(context: Context, exchange: Exchange) -> Response:
+    topic = context.broker.topic(exchange.topic)
+    return fragment(
+        "storage.html",
+        name=topic.record.name,
+        refusal=refusal(exchange.grant, "POST", _TOPIC + "/offload"),
+        has_bucket=context.broker.bucket is not None,
+    )
+
+
+async def numbers(_: Context, exchange: Exchange) -> Response:
+    """Settings as the API takes them: text of Kafka's numbers, which no script rounds."""
+    try:
+        given = _WORDS.decode(exchange.query(NumbersQuery).words)
+    except msgspec.DecodeError as error:
+        strict_json.refuse_field("words", str(error))
+    found: dict[str, str | None] = {}
+    problems = []
+    for name, text in given.items():
+        try:
+            found[name] = None if text is None else str(from_words(name, text))
+        except ValueError as error:
+            problems.append(FieldProblem(f"config.{name}", str(error)))
+    if problems:
+        raise InvalidConfig("; ".join(one.msg for one in problems), problems=tuple(problems))
+    return Response(200, [_JSON, NO_STORE, *HEADERS], msgspec.json.encode(found))
+
+
+async def group_page(context: Context, exchange: Exchange) -> Response:
+    """The form that sets a group's offsets and, once it is filled in, what would change."""
+    query = exchange.query(GroupQuery)
+    page: dict[str, Any] = {"query": query, "plan": None, "problem": ""}
+    try:
+        if query.group and query.topic and query.at:
+            page["plan"] = await _plan(context, exchange.grant, query)
+    except TierlogError as error:
+        page["problem"] = str(context.problem(exchange, error).document["detail"])
+    return fragment(
+        "group.html",
+        **page,
+        refusal=refusal(exchange.grant, "PUT", "/v1/groups/{group}/offsets"),
+        topic_id=context.broker.topic(query.topic).record.topic_id if page["plan"] else "",
+    )
+
+
+async def _plan(context: Context, grant: Grant, query: GroupQuery) -> list[PlannedOffset]:
+    grant.check_topic(query.topic)
+    topic = context.broker.topic(query.topic)
+    chosen, position = _chosen(topic, query.partition), _position(query.at)
+    committed = await context.read(_committed, context, query)
+    return [await _planned(context, topic, one, position, committed) for one in chosen]
+
+
+def _committed(context: Context, query: GroupQuery) -> dict[int, OffsetState]:
+    try:
+        offsets = context.broker.groups.group(query.group)
+    except UnknownGroup:
+        return {}  # its first commit makes it
+    return {one.partition: one for one in offsets if one.topic == query.topic}
+
+
+def _chosen(topic: Topic, text: str) -> Iterable[int]:
+    """Partitions by number; all if none is given."""
+    if not text.strip():
+        if len(topic.partitions) > PARTITIONS_MAX:
+            raise InvalidRequest(f"more than {PARTITIONS_MAX} partitions: choose one at a time")
+        return sorted(topic.partitions)
+    number = strict_json.parse_natural(text.strip())
+    if number is None:
+        raise InvalidRequest(f"a partition is a number, not {text[:64]!r}")
+    topic.partition(number)
+    return [number]
+
+
+def _position(text: str) -> Position:
+    text = text.strip()
+    if text in KEYWORDS or text.isdecimal():
+        return parse_position(text, UNSET, default=LATEST)
+    return parse_position(UNSET, in_utc(text), default=LATEST)
+
+
+async def _planned(
+    context: Context,
+    topic: Topic,
+    number: int,
+    position: Position,
+    committed: dict[int, OffsetState],
+) -> PlannedOffset:
+    partition = topic.partition(number)
+    offset = await resolve(context, partition, position, committed=False)
+    check_within(partition, offset)
+    now, before = partition.offsets(), committed.get(number)
+    return PlannedOffset(
+        partition=number,
+        committed=before.offset if before else None,
+        offset=offset,
+        start_offset=now.log_start_offset,
+        end_offset=now.high_watermark,
+        lag=lag_of(partition, offset, now.high_watermark),
+    )

@@ -1,0 +1,237 @@
+// What the console does: a form calls the API, and shows its answer, or its problem beside the field.
+//
+// * Only forms of our own pages act, and only calls below /v1/ are made, with the tab's token.
+// * A call is made once: after no response its outcome is unknown, and a person looks before repeating.
+// * Text from the broker is inserted as text, never as markup.
+"use strict";
+(() => {
+  const WAIT_MS = 25_000; // for an offload; it goes on after the answer
+
+  class Refused extends Error {
+    constructor(message, errors = []) {
+      super(message);
+      this.errors = errors; // {loc, msg}, as in a problem document
+    }
+  }
+
+  async function call(method, path, { body, type = "application/json" } = {}) {
+    let response, text;
+    try {
+      response = await fetch(path, { method, body, headers: { ...window.tierlog.headers(), ...(body === undefined ? {} : { "Content-Type": type }) } });
+      text = await response.text();
+    } catch {
+      throw new Refused(method === "GET" ? "The broker does not respond." : "The broker did not respond. What was asked for may have been done: look before you repeat it.");
+    }
+    if (response.ok) return text ? JSON.parse(text) : null;
+    if (response.status === 401) window.tierlog.showError(401, text);
+    let problem = {};
+    try {
+      problem = JSON.parse(text);
+    } catch {
+      // not a problem document
+    }
+    const message = problem.detail ? `${problem.title}: ${problem.detail}` : `The broker responded with status ${response.status}.`;
+    throw new Refused(message, problem.errors ?? []);
+  }
+
+  const json = (value) => ({ body: JSON.stringify(value) });
+  const topicPath = (form, rest = "") => `/v1/topics/${form.dataset.topic}${rest}`;
+  const make = (name, content, given = {}) => Object.assign(document.createElement(name), { textContent: content, ...given });
+  const refuseField = (loc, msg) => { throw new Refused(msg, [{ loc, msg }]); };
+
+  function wholeNumber(form, name) {
+    const text = form.elements[name].value.trim();
+    if (!/^\d{1,9}$/.test(text)) refuseField(name, "a whole number");
+    return Number(text);
+  }
+
+  // --- producing --------------------------------------------------------------------------------
+
+  function recordPath(form) {
+    const partition = form.elements.partition.value;
+    return topicPath(form, partition === "" ? "/records" : `/partitions/${partition}/records`);
+  }
+
+  // Strings are stored as they were typed, JSON too: parsed here only to say what is wrong.
+  function recordOf({ elements }) {
+    const { key, kind, value, headers } = elements;
+    if (kind.value === "json") {
+      try {
+        JSON.parse(value.value);
+      } catch (error) {
+        refuseField("value", `not JSON: ${error.message}`);
+      }
+    }
+    const lines = headers.value.split("\n").filter((line) => line.trim());
+    const named = lines.map((line) => {
+      const at = line.indexOf("=");
+      if (at < 1) refuseField("headers", `name=value, not ${line}`);
+      return { name: line.slice(0, at).trim(), value: line.slice(at + 1) };
+    });
+    return { ...(key.value === "" ? {} : { key: key.value }), value: kind.value === "null" ? null : value.value, headers: named };
+  }
+
+  function showProduced(form, { results, warnings, warning_details: words = {} }) {
+    const list = make("ul", "");
+    for (const { partition, base_offset: first, last_offset: last, records } of results) {
+      const text = first === last ? `partition ${partition}, offset ${first}` : `partition ${partition}, offsets ${first} to ${last}`;
+      const item = make("li", "");
+      item.append(make("a", text, { href: `#/topics/${form.dataset.topic}/partitions/${partition}/records?at=${first}` }));
+      if (records > 1) item.append(` (${window.tierlog.count(records)} records)`);
+      list.append(item);
+    }
+    answer(form, list, ...warnings.map((one) => make("p", words[one] ?? one, { className: "warned" })));
+    return "Stored.";
+  }
+
+  // --- settings ---------------------------------------------------------------------------------
+
+  const configInputs = (form) => [...form.querySelectorAll("[name^='config.']")];
+
+  // What differs from the page as it was, as the API takes it: Kafka's numbers.
+  async function changedConfig(form) {
+    const changed = configInputs(form).filter((one) => one.value.trim() !== one.dataset.was);
+    const words = Object.fromEntries(changed.map((one) => [one.name.slice("config.".length), one.value.trim() || null]));
+    return changed.length ? call("GET", `/console/numbers?${new URLSearchParams({ words: JSON.stringify(words) })}`) : {};
+  }
+
+  async function alter(form) {
+    const body = {}, { partitions } = form.elements;
+    const config = await changedConfig(form);
+    if (Object.keys(config).length) body.config = config;
+    if (partitions.value.trim() !== partitions.dataset.was) body.partitions = wholeNumber(form, "partitions");
+    if (!Object.keys(body).length) return "Nothing was changed.";
+    await call("PATCH", topicPath(form), json(body));
+    for (const one of [partitions, ...configInputs(form)]) one.dataset.was = one.value.trim();
+    return "Saved.";
+  }
+
+  async function create(form) {
+    const name = form.elements.name.value.trim();
+    const partitions = wholeNumber(form, "partitions");
+    const config = Object.fromEntries(Object.entries(await changedConfig(form)).filter(([, value]) => value !== null));
+    await call("POST", "/v1/topics", json({ name, partitions, config }));
+    location.hash = `#/topics/${encodeURIComponent(name)}`;
+    return "Created.";
+  }
+
+  async function remove(form) {
+    if (form.elements.confirmed.value !== form.dataset.name) refuseField("confirmed", `type ${form.dataset.name} to delete it`);
+    await call("DELETE", topicPath(form));
+    location.hash = "#/overview";
+    return "Deleted.";
+  }
+
+  // --- storage ----------------------------------------------------------------------------------
+
+  async function offload(form) {
+    const done = await call("POST", topicPath(form, `/offload?wait_ms=${WAIT_MS}`));
+    const { count, bytes } = window.tierlog;
+    const rest = done.remaining_segments ? ` ${count(done.remaining_segments)} wait; the upload goes on.` : " The bucket has everything.";
+    return `Segments uploaded: ${count(done.uploaded_segments)} (${bytes(done.uploaded_bytes)}).${rest}`;
+  }
+
+  async function verify(form) {
+    const report = await call("POST", topicPath(form, form.elements.deep.checked ? "/verify?deep=true" : "/verify"));
+    const { count, visible } = window.tierlog;
+    const table = make("table", "", { className: "plain" });
+    for (const one of report.problems.slice(0, 200)) {
+      const row = table.insertRow();
+      for (const text of [one.kind, `partition ${one.partition}`, visible(one.object_key ?? one.file ?? ""), visible(one.detail)]) row.insertCell().textContent = text;
+    }
+    const checked = Object.entries(report.checked).filter(([, n]) => n).map(([name, n]) => `${name.replaceAll("_", " ")} ${count(n)}`).join(", ");
+    const found = report.problems.length + (report.problems_left_out ?? 0);
+    answer(form, make("p", `Checked: ${checked || "nothing is stored yet"}.`, { className: "hint" }), ...(found ? [table] : []));
+    return found ? `Problems: ${count(found)}.` : "No problems.";
+  }
+
+  // --- groups -----------------------------------------------------------------------------------
+
+  async function setOffsets(form) {
+    const { group, topic, topicId } = form.dataset;
+    const offsets = [...form.querySelectorAll("[data-offset]")].map(({ dataset }) => ({ topic, topic_id: topicId, partition: Number(dataset.partition), offset: Number(dataset.offset) }));
+    await call("PUT", `/v1/groups/${encodeURIComponent(group)}/offsets`, json({ offsets }));
+    answer(form, make("a", "All groups", { href: "#/groups" }));
+    return "Set.";
+  }
+
+  // Each sends a form, and returns what to say of it.
+  const ACTS = {
+    create,
+    alter,
+    delete: remove,
+    offload,
+    verify,
+    offsets: setOffsets,
+    record: async (form) => showProduced(form, await call("POST", recordPath(form), json({ records: [recordOf(form)] }))),
+    file: async (form) => {
+      const [file] = form.elements.file.files;
+      if (!file) refuseField("file", "choose a file");
+      if (file.size > Number(form.dataset.maxBytes)) refuseField("file", `${window.tierlog.bytes(file.size)}: larger than a request may be`);
+      const envelope = form.elements.lines.value === "envelope" ? "?envelope=true" : "";
+      return showProduced(form, await call("POST", recordPath(form) + envelope, { body: file, type: "application/x-ndjson" }));
+    },
+  };
+
+  // --- a form -----------------------------------------------------------------------------------
+
+  const part = (form, name) => form.querySelector(`[data-${name}]`);
+
+  function answer(form, ...nodes) {
+    part(form, "answer").replaceChildren(...nodes);
+  }
+
+  function clear(form) {
+    part(form, "refusal").hidden = true;
+    for (const one of form.querySelectorAll("[data-problem]")) one.remove();
+    for (const one of form.querySelectorAll("[aria-invalid]")) {
+      one.removeAttribute("aria-invalid");
+      one.removeAttribute("aria-describedby");
+    }
+    answer(form);
+  }
+
+  // The field of `records[0].value` is `value`, that of `config.retention.ms` has this name.
+  function fieldOf(form, loc) {
+    const found = form.elements[loc] ?? form.elements[loc.replace(/^records\[\d+\]\./, "").replace(/[.[].*$/, "")];
+    return found instanceof Element && found.type !== "hidden" ? found : null;
+  }
+
+  function showRefusal(form, error) {
+    const refusal = part(form, "refusal");
+    refusal.textContent = window.tierlog.visible(error.message);
+    refusal.hidden = false;
+    error.errors.forEach(({ loc, msg }, at) => {
+      const field = fieldOf(form, loc);
+      if (!field) return;
+      const note = make("small", window.tierlog.visible(msg), { className: "bad", id: `problem-${at}` });
+      note.dataset.problem = loc;
+      field.after(note);
+      field.setAttribute("aria-invalid", "true");
+      field.setAttribute("aria-describedby", note.id);
+    });
+    const [first] = form.querySelectorAll("[aria-invalid]");
+    first?.closest("details")?.setAttribute("open", "");
+    first?.focus();
+  }
+
+  document.addEventListener("submit", async (event) => {
+    const form = event.target, act = ACTS[form.dataset.act];
+    if (!act) return;
+    event.preventDefault();
+    const button = form.querySelector("button:not([type])"), state = part(form, "state");
+    if (button.disabled) return;
+    button.disabled = true;
+    clear(form);
+    state.textContent = "Working";
+    try {
+      state.textContent = await act(form);
+    } catch (error) {
+      if (!(error instanceof Refused)) throw error;
+      state.textContent = "";
+      showRefusal(form, error);
+    } finally {
+      button.disabled = false;
+    }
+  });
+})();
