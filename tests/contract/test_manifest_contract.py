@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from tests.fakes.clock import Clock
 from tests.fakes.manifests import KEYS, claim, entry, manifest_store, run_of
+from tierlog.manifest.bucket_level import FORMAT_FOLDER, BucketLevel
 from tierlog.manifest.codec import INLINE_MAX
 from tierlog.manifest.garbage import Collector, GarbagePolicy
 from tierlog.manifest.pins import Pins
@@ -23,6 +24,7 @@ from tierlog.manifest.topic_objects import (
 )
 from tierlog.manifest.transitions import add_segments, trim
 from tierlog.record_format.errors import ConfigurationError, FencedError
+from tierlog.record_format.format_level import LEVELS
 
 
 @pytest.fixture
@@ -131,6 +133,16 @@ def test_a_prefix_belongs_to_one_cluster(store) -> None:
     assert create_cluster(store, cluster) == load_cluster(store) == cluster
     with pytest.raises(ConfigurationError):
         create_cluster(store, Cluster(cluster_id="c2", created_ms=1))
+
+
+def test_a_format_level_rises_once_whoever_raises_it(store, monkeypatch) -> None:
+    monkeypatch.setitem(LEVELS, 2, "0.2.0")
+    with ThreadPoolExecutor(8) as writers:
+        list(writers.map(lambda _: BucketLevel(store).raise_level(2), range(8)))
+    assert BucketLevel(store).read_level() == 2
+    assert [stat.key for stat in store.list(FORMAT_FOLDER, limit=9)] == [
+        f"{FORMAT_FOLDER}00000000000000000001.json"
+    ]
 
 
 def test_collection_deletes_objects_and_keeps_pinned_versions(store) -> None:
