@@ -144,8 +144,15 @@ class Terminal:
         """Read to the end; its exit code."""
         while self._read():
             pass
-        os.close(self._ours)
-        return self._process.wait(60)
+        try:
+            return self._process.wait(60)
+        finally:
+            self.was_restored = self.reads_lines()
+            os.close(self._ours)
+
+    def reads_lines(self) -> bool:
+        """Whether keys wait for a line break, as a shell needs it."""
+        return bool(termios.tcgetattr(self._ours)[3] & termios.ICANON)
 
 
 class RunningBroker:

@@ -1,7 +1,8 @@
 """`tierlog top`: what a broker is doing right now, from two samples of its `/metrics`.
 
-Only `/metrics` is requested: a rate is the difference of two samples over the time between them. A
-counter that fell was reset by a restart, and counts from zero.
+* Only `/metrics` is requested: a rate is the difference of two samples over the time between them.
+  A counter that fell was reset by a restart, and counts from zero.
+* On a terminal with a keyboard, a key changes the view at once, between two samples.
 """
 
 from __future__ import annotations
@@ -9,21 +10,26 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import msgspec
 import typer
 
+from tierlog.cli.keys import Keys, pressed_keys
 from tierlog.cli.options import OutputOption, client_command
-from tierlog.cli.output import Output, format_size, print_json
+from tierlog.cli.output import Output, print_json
+from tierlog.cli.top_view import ORDERS, PartitionLoad, View, picture
 
 if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
+    from rich.console import Console, Group
 
     from tierlog.client.client import Client
+
+_OTHER_LINES: Final = 11  # of the screen: the broker's load, headings, keys
 
 Every = Annotated[
     float, typer.Option("--every", min=0.1, max=86_400, help="Seconds between updates.")
@@ -132,8 +138,8 @@ class Between:
         return round(self.increase(f"{histogram}_sum") / count * 1000, 3) if count else None
 
 
-def load_between(before: Reading, now: Reading) -> Load:
-    two = Between(before, now)
+def load_between(two: Between) -> Load:
+    now = two.now
     hits, misses = (
         two.increase(f"tierlog_chunk_cache_{kind}_total") for kind in ("hits", "misses")
     )
@@ -180,8 +186,25 @@ def _topics(two: Between) -> list[TopicLoad]:
         )
         for topic, end in ends.items()
     ]
-    found.sort(key=lambda one: (-one.offsets_per_s, -one.hot_bytes - one.cold_bytes, one.topic))
-    return found
+    return sorted(found, key=ORDERS["offsets/s"])
+
+
+def partition_loads(two: Between, topic: str) -> list[PartitionLoad]:
+    """The partitions of a topic that `/metrics` shows: of very many, not all."""
+    offsets: dict[int, dict[str, float]] = {}
+    for name in ("log_start_offset", "high_watermark", "log_end_offset"):
+        for labels, value in two.now.samples.get(f"tierlog_partition_{name}", ()):
+            if labels["topic"] == topic:
+                offsets.setdefault(int(labels["partition"]), {})[name] = value
+    end = "tierlog_partition_log_end_offset"
+    return [
+        PartitionLoad(
+            number,
+            two.rate(end, topic=topic, partition=str(number)),
+            *(int(found.get(name, 0)) for name in PartitionLoad._fields[2:]),
+        )
+        for number, found in sorted(offsets.items())
+    ]
 
 
 @client_command
@@ -192,22 +215,39 @@ def top(
     rows: Rows = 30,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Show a broker's load, refreshed every few seconds, until interrupted."""
+    """Show a broker's load, refreshed every few seconds, until q or Ctrl-C.
+
+    On a terminal, s sorts the topics, / filters them by name, the arrows select one and Enter opens
+    it.
+    """
     watch = _print_as_json if output.is_json else _draw
-    with suppress(KeyboardInterrupt):
-        watch(client, every=every, looks=looks, rows=rows)
+    watch(client, every=every, looks=looks, rows=rows)
+
+
+class _Samples:
+    """Each sample is compared with the one before; a broker that restarts is waited for."""
+
+    def __init__(self, client: Client) -> None:
+        from tierlog.client.exchange import RETRY_OVER_RESTART
+
+        self._client = client
+        self._before = self._take()
+        client.retries = RETRY_OVER_RESTART  # the broker exists
+
+    def next(self) -> Between:
+        now = self._take()
+        two, self._before = Between(self._before, now), now
+        return two
+
+    def _take(self) -> Reading:
+        return parse_metrics(self._client.metrics(), at_s=time.monotonic())
 
 
 def _loads(client: Client, *, every: float, looks: int | None) -> Iterator[Load]:
-    from tierlog.client.exchange import RETRY_OVER_RESTART
-
-    before = parse_metrics(client.metrics(), at_s=time.monotonic())
-    client.retries = RETRY_OVER_RESTART  # the broker exists: wait over a restart
+    samples = _Samples(client)
     for _ in count() if looks is None else range(looks):
         time.sleep(every)
-        now = parse_metrics(client.metrics(), at_s=time.monotonic())
-        yield load_between(before, now)
-        before = now
+        yield load_between(samples.next())
 
 
 def _print_as_json(client: Client, *, every: float, looks: int | None, rows: int) -> None:
@@ -218,93 +258,61 @@ def _print_as_json(client: Client, *, every: float, looks: int | None, rows: int
 
 def _draw(client: Client, *, every: float, looks: int | None, rows: int) -> None:
     from rich.console import Console
-    from rich.live import Live
 
     console = Console(highlight=False)
     if console.is_dumb_terminal or not console.is_terminal:
         for load in _loads(client, every=every, looks=looks or 1):
             console.print(picture(load, rows=rows))
         return
-    shown: Group | str = "waiting for the second sample …"
-    with Live(shown, console=console, screen=True, auto_refresh=False) as live:
-        for load in _loads(client, every=every, looks=looks):
-            shown = picture(load, rows=rows)
-            live.update(shown, refresh=True)
-    console.print(shown)  # again: the alternate screen is gone
+    last: Group | None = None
+    try:
+        with _keys() as wait:
+            for shown in _screens(console, client, wait, every=every, looks=looks, rows=rows):
+                last = shown
+    finally:
+        if last is not None:
+            console.print(last)  # again: the alternate screen is gone
 
 
-_PLAIN: Final = {"box": None, "header_style": "bold", "pad_edge": False}
+def _keys() -> AbstractContextManager[Keys]:
+    return pressed_keys() if sys.stdin.isatty() else nullcontext(_no_keys)
 
 
-def picture(load: Load, *, rows: int) -> Group:
-    """The broker's load above, its topics below."""
-    from rich.console import Group
-    from rich.table import Table
-
-    facts = Table(show_header=False, **_PLAIN)  # type: ignore[arg-type]
-    for name, value in _facts(load):
-        facts.add_row(f"[dim]{name}[/]", value)
-    return Group(facts, "", _topic_table(load, rows=rows))
+def _no_keys(timeout_s: float) -> list[str]:
+    time.sleep(max(0.0, timeout_s))
+    return []
 
 
-def _facts(load: Load) -> list[tuple[str, str]]:
-    failing = {state: n for state, n in load.partitions.items() if n and state != "serving"}
-    states = "".join(f", [bold red]{n} {state}[/]" for state, n in failing.items())
-    store = "available" if load.store_available else "[bold red]not available[/]"
-    cache = "" if load.cache_hit_ratio is None else f", {load.cache_hit_ratio:.0%} from the cache"
-    return [
-        ("broker", f"{load.cpu_percent:.0f}% CPU, {format_size(load.memory_bytes)}"),
-        ("partitions", f"{load.partitions.get('serving', 0)} serving{states}"),
-        (
-            "requests",
-            f"{load.requests_per_s:,.0f}/s, {load.errors_per_s:,.0f} refused/s, "
-            f"{load.connections} connections, {load.waiting_requests} waiting",
-        ),
-        (
-            "produced",
-            f"{load.produced_records_per_s:,.0f} records/s, {_rate(load.produced_bytes_per_s)}, "
-            f"commit {_ms(load.commit_ms)}, flush {_ms(load.flush_ms)}",
-        ),
-        (
-            "fetched",
-            f"{_rate(load.hot_fetched_bytes_per_s)} hot, "
-            f"{_rate(load.cold_fetched_bytes_per_s)} cold{cache}",
-        ),
-        (
-            "store",
-            f"{store}, {load.store_requests_per_s:,.0f} requests/s, "
-            f"{_rate(load.store_sent_bytes_per_s)} up, "
-            f"{_rate(load.store_received_bytes_per_s)} down, "
-            f"${load.store_cost_dollars:.4f} since its start",
-        ),
-    ]
+def _screens(
+    console: Console,
+    client: Client,
+    wait: Keys,
+    *,
+    every: float,
+    looks: int | None,
+    rows: int,
+) -> Iterator[Group]:
+    """Show each sample, and after each key what it asks for; yields that, without the keys."""
+    from rich.live import Live
 
-
-def _topic_table(load: Load, *, rows: int) -> Table:
-    from rich.table import Table
-
-    left_out = len(load.topics) - rows
-    caption = f"{left_out} more not shown" if left_out > 0 else None
-    table = Table(caption=caption, caption_justify="left", **_PLAIN)  # type: ignore[arg-type]
-    table.add_column("topic")
-    for name in ("offsets/s", "hot", "cold", "segments", "not in the bucket", "for"):
-        table.add_column(name, justify="right")
-    for one in load.topics[:rows]:
-        table.add_row(
-            one.topic,
-            f"{one.offsets_per_s:,.0f}",
-            format_size(one.hot_bytes),
-            format_size(one.cold_bytes),
-            str(one.segments),
-            format_size(one.offload_lag_bytes),
-            f"{one.offload_lag_s:.0f} s",
-        )
-    return table
-
-
-def _rate(bytes_per_s: float) -> str:
-    return f"{format_size(int(bytes_per_s))}/s"
-
-
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f} ms"
+    view, samples = View(has_keys=wait is not _no_keys), _Samples(client)
+    rows = max(1, min(rows, console.height - _OTHER_LINES))
+    load = two = None
+    due_s = time.monotonic() + every
+    waiting = "waiting for the second sample …"
+    with Live(waiting, console=console, screen=True, auto_refresh=False) as live:
+        while looks != 0:
+            keys = wait(due_s - time.monotonic())
+            for key in keys:
+                view = view.press(key, [] if load is None else view.names(load))
+            if view.is_left:
+                return
+            if not keys:
+                two, due_s = samples.next(), time.monotonic() + every
+                load = load_between(two)
+                looks = None if looks is None else looks - 1
+            if two is not None and load is not None:
+                partitions = partition_loads(two, view.opened) if view.opened else ()
+                draw = partial(picture, load, rows=rows, partitions=partitions)
+                live.update(draw(view=view), refresh=True)
+                yield draw(view=replace(view, has_keys=False))

@@ -17,7 +17,7 @@ from termios import FIONREAD
 import pytest
 
 from tests.fakes.broker_process import BrokerProcess
-from tests.fakes.command_line import Program
+from tests.fakes.command_line import Program, Terminal
 from tests.fakes.forked import Forked
 from tests.fakes.served_broker import served_broker
 from tests.fakes.waiting import until
@@ -570,3 +570,35 @@ def test_top_leaves_its_last_screen_on_the_terminal(tierlog, terminal):
                 output += more
     assert program.wait(30) == 0
     assert b"serving" in output.rpartition(b"\x1b[?1049l")[2]
+
+
+def test_top_sorts_filters_opens_a_topic_and_ends_with_q(tierlog):
+    for topic in ("first", "second"):
+        tierlog.ok("topic", "create", f"keys-{topic}")
+    terminal = Terminal("top", "--every", "0.2", environment=tierlog.environment)
+    terminal.wait_for("q quit")
+    terminal.press("s")
+    terminal.wait_for("by size")
+    terminal.press("/keys-s")
+    terminal.wait_for("filter: keys-s_")
+    terminal.press("\r")
+    terminal.wait_for("(keys-s; esc removes it)")
+    terminal.press("\r")
+    terminal.wait_for("partition 0")
+    terminal.press("\x1b")
+    terminal.wait_for("by size")
+    terminal.press("q")
+    assert terminal.ended() == 0
+    left = terminal.shown.rpartition(b"\x1b[?1049l")[2]
+    assert b"keys-second" in left
+    assert b"keys-first" not in left
+    assert b"q quit" not in left
+
+
+def test_ctrl_c_ends_top_like_any_command_and_restores_the_terminal(tierlog):
+    terminal = Terminal("top", "--every", "0.2", environment=tierlog.environment)
+    terminal.wait_for("q quit")
+    assert not terminal.reads_lines(), "a key does not wait for a line break"
+    terminal.interrupt()
+    assert terminal.ended() == 130
+    assert terminal.was_restored

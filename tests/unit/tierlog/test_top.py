@@ -6,7 +6,15 @@ import httpx2
 import pytest
 from rich.console import Console
 
-from tierlog.cli.top import _loads, _print_as_json, load_between, parse_metrics, picture
+from tierlog.cli.top import (
+    Between,
+    _loads,
+    _print_as_json,
+    load_between,
+    parse_metrics,
+    partition_loads,
+)
+from tierlog.cli.top_view import ORDERS, View, picture
 from tierlog.client.client import Client
 from tierlog.client.exchange import NO_RETRIES
 from tierlog.client.problems import UnexpectedAnswer
@@ -49,7 +57,11 @@ tierlog_topic_bytes{topic="a",tier="cold"} 900.0
 
 
 def between(before: str, now: str):
-    return load_between(parse_metrics(before, at_s=10.0), parse_metrics(now, at_s=12.0))
+    return load_between(rates(before, now))
+
+
+def rates(before, now):
+    return Between(parse_metrics(before, at_s=10.0), parse_metrics(now, at_s=12.0))
 
 
 def test_rates_are_differences_divided_by_time():
@@ -110,3 +122,62 @@ def test_top_waits_for_a_restarting_broker():
     with Client(retries=NO_RETRIES, transport=httpx2.MockTransport(respond)) as client:
         (load,) = _loads(client, every=0.0, looks=1)
     assert load.topics
+
+
+TOPICS = ["b", "a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (["q"], View(is_left=True)),
+        (["s"], View(order="size")),
+        (["s"] * len(ORDERS), View()),
+        (["down"], View(selected="a")),
+        (["down", "j", "down"], View(selected="c")),
+        (["up"], View(selected="b")),
+        (["down", "enter"], View(selected="a", opened="a")),
+        (["down", "enter", "escape"], View(selected="a")),
+        (["enter", "s", "enter"], View(selected="b", opened="b")),
+        (["/", "q", "s"], View(wanted="qs", is_typing=True)),
+        (["/", "q", "s", "backspace", "enter"], View(wanted="q")),
+        (["/", "q", "escape"], View()),
+        (["/", "q", "enter", "escape"], View()),
+        (["/", "\x07", "up"], View(is_typing=True)),
+        (["x"], View(selected="b")),
+    ],
+)
+def test_keys_change_what_is_shown(keys, expected):
+    view = View()
+    for key in keys:
+        view = view.press(key, TOPICS)
+    assert view == expected
+
+
+def test_no_topic_is_selected_or_opened_where_the_filter_leaves_none():
+    assert View().press("enter", []) == View().press("down", []) == View()
+
+
+def test_a_view_filters_and_orders_topics():
+    load = between(BEFORE, NOW)
+    assert View().names(load) == ["a", "new"]
+    assert View(order="name", wanted="NE").names(load) == ["new"]
+    console = Console(width=120, record=True)
+    console.print(picture(load, rows=9, view=View(wanted="ne", has_keys=True)))
+    shown = console.export_text()
+    assert "filter (ne; esc removes it)" in shown
+    assert "\na " not in shown
+
+
+def test_the_partitions_of_a_topic_have_rates_of_their_own():
+    loads = partition_loads(rates(BEFORE, NOW), "a")
+    assert [(one.partition, one.offsets_per_s, one.log_end_offset) for one in loads] == [
+        (0, 2, 14),
+        (1, 3, 26),
+    ]
+    assert partition_loads(rates(BEFORE, NOW), "gone") == []
+    console = Console(width=120, record=True)
+    console.print(picture(between(BEFORE, NOW), rows=1, view=View(opened="a"), partitions=loads))
+    shown = console.export_text()
+    assert "partition 0" in shown
+    assert "1 more not shown" in shown
