@@ -37,6 +37,7 @@ CLAIMS: Final = (
     "hot_recovery",
     "hot_lookup",
     "broker_start",
+    "console_pages",
     "compaction",
     "slow_disk",
     "client_records",

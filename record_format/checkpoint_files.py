@@ -31,6 +31,7 @@ import re
 import struct
 import uuid
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from tierlog.record_format.batch import MAX_SEQUENCE, Buffer
@@ -101,6 +102,7 @@ def format_topic_id(topic_id: uuid.UUID) -> str:
     return base64.urlsafe_b64encode(topic_id.bytes).rstrip(b"=").decode()
 
 
+@lru_cache(maxsize=1024)  # of each offset that a group committed
 def parse_topic_id(text: str) -> uuid.UUID:
     """The inverse of `format_topic_id`. Raises ValueError for any other text."""
     if _TOPIC_ID.fullmatch(text):

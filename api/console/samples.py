@@ -23,9 +23,8 @@ from prometheus_client import Counter
 
 from tierlog.api.console.rates import RING, new_pairs, rate
 from tierlog.api.console.topic_pages import live_topics
-from tierlog.api.console.topic_samples import TopicRings, TopicSample, sample_topics
+from tierlog.api.console.topic_samples import TopicRings, TopicSample, lags_of, sample_topics
 from tierlog.api.http.context import Context
-from tierlog.broker.groups import OffsetState
 from tierlog.broker.reports import StorageReport
 from tierlog.record_format.errors import TierlogError
 
@@ -84,7 +83,8 @@ class Sampler:
         self.samples: deque[Sample] = deque(maxlen=RING)
         self.topics = TopicRings()
         self.report: StorageReport | None = None
-        self._worked_s = 0.0
+        self._worked_s = self._lags_due_s = 0.0
+        self._lags: Mapping[str, int] = {}
 
     async def keep_sampling(self) -> None:
         """Run until cancelled. A failed sample is a gap in the charts."""
@@ -130,13 +130,21 @@ class Sampler:
         started = time.thread_time()
         broker = self._context.broker
         report = broker.storage_report()
-        groups: list[tuple[str, list[OffsetState]]] = []
-        with suppress(TierlogError):  # their offsets cannot be read now
-            groups.extend(broker.groups.all_groups())
         of_topics = sample_topics(
-            live_topics(broker), report.topics, groups, at_ms=now_ms, read_records=read_records
+            live_topics(broker), report.topics, self._lags, at_ms=now_ms, read_records=read_records
         )
-        return report, of_topics, time.thread_time() - started
+        worked_s = time.thread_time() - started
+        if time.monotonic() >= self._lags_due_s:
+            self._measure_lags()  # for the next sample
+        return report, of_topics, worked_s
+
+    def _measure_lags(self) -> None:
+        """Many committed offsets are summed up less often than what is stored."""
+        started = time.thread_time()
+        with suppress(TierlogError):  # they cannot be read now
+            self._lags = lags_of(self._context.broker.groups.all_groups())
+        worked_s = time.thread_time() - started
+        self._lags_due_s = time.monotonic() + worked_s * _PAUSE_FACTOR
 
 
 def total(counter: Counter) -> float:

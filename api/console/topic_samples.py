@@ -120,12 +120,11 @@ class TopicRings:
 def sample_topics(
     topics: Iterable[Topic],
     stored: Iterable[TopicStorage],
-    groups: Iterable[tuple[str, list[OffsetState]]],
+    lags: Mapping[str, int],
     *,
     at_ms: int,
     read_records: Mapping[str, int],
 ) -> dict[str, TopicSample]:
-    lags = _lags(groups)
     ends = {
         one.record.name: sum(part.offsets().log_end_offset for part in one.partitions.values())
         for one in topics
@@ -143,7 +142,7 @@ def sample_topics(
     }
 
 
-def _lags(groups: Iterable[tuple[str, list[OffsetState]]]) -> dict[str, int]:
+def lags_of(groups: Iterable[tuple[str, list[OffsetState]]]) -> dict[str, int]:
     """By topic, the most that a group is behind."""
     most: dict[str, int] = {}
     for _, offsets in groups:

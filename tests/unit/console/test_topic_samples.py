@@ -1,9 +1,9 @@
-from tierlog.api.console import topic_samples
 from tierlog.api.console.rates import RING
 from tierlog.api.console.topic_samples import (
     TopicRing,
     TopicRings,
     TopicSample,
+    lags_of,
     sample_topics,
     topic_series,
 )
@@ -58,5 +58,5 @@ def test_the_lag_of_a_topic_is_that_of_the_group_furthest_behind() -> None:
         ("slow", [offset("a", 0, 3), offset("a", 1, 4)]),
         ("fast", [offset("a", 0, 5), offset("b", 0, 1)]),
     ]
-    assert topic_samples._lags(groups) == {"a": 7, "b": 1}
-    assert sample_topics([], [], groups, at_ms=1, read_records={}) == {}
+    assert lags_of(groups) == {"a": 7, "b": 1}
+    assert sample_topics([], [], lags_of(groups), at_ms=1, read_records={}) == {}
