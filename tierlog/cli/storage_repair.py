@@ -369,10 +369,10 @@ def finalize(
     if report.from_level == report.to_level:
         said = f"format level {report.to_level} is the newest of this version: nothing to do"
     elif dry_run:
+        checked = f"{report.partitions} partition{'s' * (report.partitions != 1)} checked"
         said = (
-            f"{report.partitions} partitions checked; the format level would rise from "
-            f"{report.from_level} to {report.to_level}, and {older} would no longer open {places}. "
-            "Nothing was changed"
+            f"{checked}; the format level would rise from {report.from_level} to "
+            f"{report.to_level}, and {older} would no longer open {places}. Nothing was changed"
         )
     else:
         said = f"format level {report.to_level}: {older} no longer opens {places}"
