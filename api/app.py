@@ -39,9 +39,10 @@ def create_app(broker: Broker, settings: HttpSettings) -> TierlogApp:
         context.close()
 
     openapi_call = document_call(lambda: app.openapi())  # noqa: PLW0108  `app` does not exist yet
+    calls = (*CALLS, *DOCS_CALLS, openapi_call, *console.calls())
     app = TierlogApp(
         context,
-        CallTable((*CALLS, *DOCS_CALLS, openapi_call, *console.calls())),
+        CallTable(calls),
         title="tierlog",
         version="1",
         description=DESCRIPTION,
@@ -51,9 +52,10 @@ def create_app(broker: Broker, settings: HttpSettings) -> TierlogApp:
         redoc_url=None,
         redirect_slashes=False,
     )
-    for call in CALLS:
+    for call in calls:
         if call.endpoint is not None:
-            app.router.routes.append(ControlRoute(call, call.endpoint))
+            shown = call in CALLS
+            app.router.routes.append(ControlRoute(call, call.endpoint, shown=shown))
     app.openapi_version = "3.2.0"  # the first that describes the events of a stream
     generate = app.openapi
     app.openapi = lambda: openapi.complete(generate(), CALLS)  # type: ignore[method-assign]

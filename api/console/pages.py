@@ -44,6 +44,13 @@ from tierlog.object_store.ledger import FREE, PriceTable
 from tierlog.record_format.errors import CorruptDataError, TierlogError
 
 _STATIC: Final = PackagedFiles("tierlog.api.console", "static", CONSOLE_NAMES, HEADERS)
+_FILES: Final = Call(
+    method="GET",
+    path="/console/static/{file}",
+    endpoint=_STATIC.serve,
+    tag="console",
+    summary="",
+)
 _DEFAULT_HOSTS: Final = ("127.0.0.1:8640", "localhost:8640")
 _TOPIC: Final = "/console/topics/{topic}"
 _PARTITION: Final = _TOPIC + "/partitions/{partition}"
@@ -120,7 +127,6 @@ class Console:
     def calls(self) -> tuple[Call, ...]:
         handlers: dict[str, tuple[Handler, type[msgspec.Struct] | None]] = {
             "/": (shell, None),
-            "/console/static/{file}": (_STATIC.serve, None),
             "/console/overview": (self.overview, TopicsQuery),
             "/console/summary": (self.summary, None),
             "/console/samples": (self.samples, SamplesQuery),
@@ -145,10 +151,11 @@ class Console:
             _PARTITION + "/manifest": (manifest, ManifestQuery),
             _PARTITION + "/tail": (partition_tail, None),
         }
-        return tuple(
+        views = (
             Call(method="GET", path=path, handler=handler, query=query, tag="console", summary="")
             for path, (handler, query) in handlers.items()
         )
+        return (_FILES, *views)
 
     async def overview(self, context: Context, exchange: Exchange) -> Response:
         query = exchange.query(TopicsQuery)

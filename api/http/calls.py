@@ -56,7 +56,8 @@ class Call:
     """`query`: a struct of the parameters. `problems`: codes it may return besides the common ones.
 
     Either `endpoint`, a handler with FastAPI's dependencies, or `handler`, which is called without
-    them: of calls that carry records, and of static files and the console.
+    them: of calls that carry records, and of the console's views. Some of those are streams, which
+    a route would have to collect, and the others are written like them.
 
     `immediate`: the handler is begun in the parser's callback, and calls `until_task` before it
     waits. `only_reads`: a POST that changes nothing.

@@ -46,9 +46,9 @@ class JsonResponse(Response):
 
 
 class ControlRoute(APIRoute):
-    """A call of the table, served by FastAPI."""
+    """A call of the table, served by FastAPI. `shown`: in the OpenAPI document."""
 
-    def __init__(self, call: Call, endpoint: Endpoint) -> None:
+    def __init__(self, call: Call, endpoint: Endpoint, *, shown: bool) -> None:
         self._call = call
         super().__init__(
             call.path,
@@ -58,6 +58,7 @@ class ControlRoute(APIRoute):
             response_class=Response,
             response_model=None,
             operation_id=call.name,
+            include_in_schema=shown,
         )
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:

@@ -22,16 +22,16 @@ from typing import Any, Final, NamedTuple
 
 import aiofiles
 import msgspec
+from fastapi import Request, Response
 
 from tierlog.api.http import header_values
 from tierlog.api.http.access.scopes import DOCS_NAMES
 from tierlog.api.http.calls import Body, Call
-from tierlog.api.http.context import Context
-from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.control_routes import EXCHANGE
 from tierlog.api.http.header_values import none_match
 from tierlog.api.http.problems import HeaderList, NotFound
-from tierlog.api.http.responses import Response
 
+_HTML: Final = "text/html; charset=utf-8"
 _PAGE: Final = b"""<!doctype html>
 <html lang="en">
 <head>
@@ -86,6 +86,7 @@ _HEADERS: Final[HeaderList] = [
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
+_REVALIDATED: Final = {"cache-control": "no-cache"}
 
 
 class Tagged(NamedTuple):
@@ -98,13 +99,13 @@ def tagged(body: bytes) -> Tagged:
 
 
 def tagged_response(
-    exchange: Exchange, content: Tagged, content_type: bytes, headers: HeaderList
+    request: Request, content: Tagged, content_type: str, headers: Mapping[str, str]
 ) -> Response:
     """The content, or 304 if the browser's copy is current; it revalidates each time."""
-    headers = [(b"etag", content.etag.encode()), (b"cache-control", b"no-cache"), *headers]
-    if not none_match(exchange.header(b"if-none-match"), content.etag):
-        return Response(304, headers)
-    return Response(200, [(b"content-type", content_type), *headers], content.body)
+    headers = {"etag": content.etag, **_REVALIDATED, **headers}
+    if not none_match(request.scope[EXCHANGE].header(b"if-none-match"), content.etag):
+        return Response(status_code=304, headers=headers)
+    return Response(content.body, headers={"content-type": content_type, **headers})
 
 
 class PackagedFiles:
@@ -114,28 +115,30 @@ class PackagedFiles:
         self, package: str, folder: str, media_types: Mapping[str, bytes], headers: HeaderList
     ) -> None:
         self._folder = files(package).joinpath(folder)
-        self._media_types, self._headers = media_types, headers
+        self._media_types = media_types
+        self.headers = {name.decode(): value.decode() for name, value in headers}
         self._read: dict[str, Tagged] = {}
 
-    async def serve(self, context: Context, exchange: Exchange) -> Response:
-        """The handler of a call whose path ends with `{file}`."""
-        name = exchange.params["file"]
-        media_type = self._media_types.get(name)
+    async def serve(self, request: Request) -> Response:
+        """The endpoint of a call whose path ends with `{file}`. Without dependencies, which would
+        take as long as the rest.
+        """
+        file = request.path_params["file"]
+        media_type = self._media_types.get(file)
         if media_type is None:
             raise NotFound("no file of this name is served here")
-        if name not in self._read:
-            path = str(self._folder.joinpath(name))
-            async with aiofiles.open(path, "rb", executor=context.readers) as file:
-                self._read[name] = tagged(await file.read())
-        return tagged_response(exchange, self._read[name], media_type, self._headers)
+        if file not in self._read:
+            path = str(self._folder.joinpath(file))
+            async with aiofiles.open(path, "rb", executor=request.app.context.readers) as opened:
+                self._read[file] = tagged(await opened.read())
+        return tagged_response(request, self._read[file], media_type.decode(), self.headers)
 
 
 _FILES: Final = PackagedFiles("tierlog.api.http.docs", "swagger_ui", DOCS_NAMES, _HEADERS)
 
 
-async def docs_page(_: Context, __: Exchange) -> Response:
-    headers = [(b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"no-cache")]
-    return Response(200, [*headers, *_HEADERS], _PAGE)
+async def docs_page() -> Response:
+    return Response(_PAGE, headers={"content-type": _HTML, **_REVALIDATED, **_FILES.headers})
 
 
 def document_call(document: Callable[[], dict[str, Any]]) -> Call:
@@ -145,13 +148,13 @@ def document_call(document: Callable[[], dict[str, Any]]) -> Call:
     def written() -> Tagged:
         return tagged(msgspec.json.encode(document()))
 
-    async def openapi_document(_: Context, exchange: Exchange) -> Response:
-        return tagged_response(exchange, written(), header_values.JSON.encode(), [])
+    async def openapi_document(request: Request) -> Response:
+        return tagged_response(request, written(), header_values.JSON, {})
 
     return Call(
         method="GET",
         path="/openapi.json",
-        handler=openapi_document,
+        endpoint=openapi_document,
         tag="docs",
         summary="",
         response={header_values.JSON: Body(schema={"type": "object"})},
@@ -159,6 +162,6 @@ def document_call(document: Callable[[], dict[str, Any]]) -> Call:
 
 
 DOCS_CALLS: Final = (
-    Call(method="GET", path="/docs", handler=docs_page, tag="docs", summary=""),
-    Call(method="GET", path="/docs/{file}", handler=_FILES.serve, tag="docs", summary=""),
+    Call(method="GET", path="/docs", endpoint=docs_page, tag="docs", summary=""),
+    Call(method="GET", path="/docs/{file}", endpoint=_FILES.serve, tag="docs", summary=""),
 )

@@ -36,10 +36,31 @@ def test_every_call_without_records_is_a_route_of_fastapi(app: TierlogApp) -> No
     passing_by = {path for path in app.openapi()["paths"] if path not in served}
     ends = ("/records", "/tail", "/fetch", "/segments/{base_offset}")
     assert all(path.endswith(ends) for path in passing_by)
+    assert {"/docs", "/docs/{file}", "/openapi.json", "/console/static/{file}"} <= served
+    assert not {"/docs", "/docs/{file}", "/openapi.json"} & app.openapi()["paths"].keys()
     assert len(served) > 10
 
 
-@pytest.mark.parametrize("path", ["/v1/topics/t", "/healthz", "/v1/storage", "/v1/groups"])
+CONSTANT = ["/docs", "/docs/docs.js", "/openapi.json", "/console/static/console.css"]
+
+
+@pytest.mark.parametrize("path", CONSTANT)
+def test_what_is_constant_is_a_route_with_the_contract_kept(client: TestClient, path: str) -> None:
+    response = client.post(path)
+    assert response.status_code == 405
+    assert response.headers["allow"] == "GET, HEAD"
+    assert client.get(f"{path}?x=1").status_code == 400
+    got = client.get(path)
+    assert got.headers["cache-control"] == "no-cache"
+    if "etag" in got.headers:
+        again = client.get(path, headers={"if-none-match": got.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+        assert again.headers["etag"] == got.headers["etag"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/topics/t", "/healthz", "/v1/storage", "/v1/groups", *CONSTANT]
+)
 def test_a_head_is_the_head_of_the_get(client: TestClient, path: str) -> None:
     got, head = client.get(path), client.head(path)
     assert got.status_code == head.status_code == 200
