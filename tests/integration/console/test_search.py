@@ -1,6 +1,7 @@
 import json
 import re
 import secrets
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from tests.fakes.faulty_object_store import Slow
 from tests.fakes.waiting import until
 from tests.integration.console.chromium import Chromium
 from tests.integration.console.conftest import Console, open_console
+from tierlog.api.console.search_pages import TURN_S
+from tierlog.api.http.access.scopes import Scope
+from tierlog.api.http.access.tokens import create_token
 from tierlog.api.http.settings import HttpSettings
 
 HEADING = "document.querySelector('#view h1')"
@@ -227,15 +231,18 @@ def test_leaving_the_page_of_a_search_ends_its_reads(browser: Chromium, tmp_path
             return len({key for call, key in store.calls if call == "get_range" and is_read(key)})
 
         store.calls.clear()
+        usual_turn_s = sys.getswitchinterval()
         slow = Slow()
         store.fail("get_range", slow, when=is_read)
         open_search(browser, console, topic, "?text=zz")
         until(lambda: waiting() == "1" and read())
+        assert sys.getswitchinterval() == pytest.approx(TURN_S)
         browser.run("location.hash = '#/overview'")
         browser.until(f"{HEADING}?.textContent === 'Topics'")
         slow.gate.set()
         until(lambda: waiting() == "0")
         assert 0 < read() < 20
+        assert sys.getswitchinterval() == usual_turn_s
 
 
 def test_what_a_search_finds_never_becomes_markup(browser: Chromium, console: Console) -> None:
@@ -256,6 +263,24 @@ def test_what_a_search_finds_never_becomes_markup(browser: Chromium, console: Co
     assert browser.run("window.owned") is None
 
 
-def test_a_search_needs_a_token_that_may_read_the_topic(console: Console, flights: str) -> None:
-    page = httpx2.get(f"{console.url}/console/topics/none/found")
-    assert page.status_code == 404
+def test_a_search_needs_a_token_that_may_read_the_topic(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    admin = create_token(file, "admin", scopes=(Scope.ADMIN,), now_ms=1)
+    reader = create_token(file, "eu", scopes=(Scope.READ,), topics="orders.", now_ms=1)
+    producer = create_token(file, "sensor", scopes=(Scope.PRODUCE,), now_ms=1)
+    with open_console(tmp_path, bucket=False, tokens=file) as console:
+        console.headers["authorization"] = f"Bearer {admin}"
+        for topic in ("orders.eu", "private"):
+            console.topic(topic)
+            console.produce(topic, {"value": "secret"})
+        for call in ("search", "found", "download", "samples", "partitions/0/records/0"):
+
+            def status(topic: str, token: str, call: str = call) -> int:
+                headers = {"authorization": f"Bearer {token}"} if token else {}
+                path = f"{console.url}/console/topics/{topic}/{call}"
+                return httpx2.get(path, headers=headers).status_code
+
+            tokens = [("orders.eu", reader), ("private", reader), ("private", producer)]
+            assert [status(*one) for one in tokens] == [200, 403, 403]
+            assert status("orders.eu", "") == 401
+            assert status("orders.none", reader) == 404
