@@ -71,16 +71,18 @@
     return { ...(key.value === "" ? {} : { key: key.value }), value: kind.value === "null" ? null : value.value, headers: named };
   }
 
-  function showProduced(form, { results, warnings, warning_details: words = {} }) {
+  const warned = ({ warning_details: words = {} }) => Object.values(words).map((one) => make("p", one, { className: "warned" }));
+
+  function showProduced(form, stored) {
     const list = make("ul", "");
-    for (const { partition, base_offset: first, last_offset: last, records } of results) {
+    for (const { partition, base_offset: first, last_offset: last, records } of stored.results) {
       const text = first === last ? `partition ${partition}, offset ${first}` : `partition ${partition}, offsets ${first} to ${last}`;
       const item = make("li", "");
       item.append(make("a", text, { href: `#/topics/${form.dataset.topic}/partitions/${partition}/records?at=${first}` }));
       if (records > 1) item.append(` (${window.tierlog.count(records)} records)`);
       list.append(item);
     }
-    answer(form, list, ...warnings.map((one) => make("p", words[one] ?? one, { className: "warned" })));
+    answer(form, list, ...warned(stored));
     return "Stored.";
   }
 
@@ -101,7 +103,7 @@
     if (Object.keys(config).length) body.config = config;
     if (partitions.value.trim() !== partitions.dataset.was) body.partitions = wholeNumber(form, "partitions");
     if (!Object.keys(body).length) return "Nothing was changed.";
-    await call("PATCH", topicPath(form), json(body));
+    answer(form, ...warned(await call("PATCH", topicPath(form), json(body))));
     for (const one of [partitions, ...configInputs(form)]) one.dataset.was = one.value.trim();
     return "Saved.";
   }

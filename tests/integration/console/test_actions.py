@@ -182,6 +182,9 @@ def test_only_changed_settings_are_sent_and_empty_ones_reset(
     altered = console.get(f"/v1/topics/{topic}").json()
     assert altered["config"] == {"retention.ms": 60_000, "flush.ms": 2000}
     assert len(altered["partitions"]) == 2
+    fill(browser, "alter", config__segment__bytes="64 KiB")
+    send(browser, "alter")
+    browser.until("document.querySelector('.warned')?.innerText.includes('a batch is never cut')")
 
 
 def test_a_topic_is_deleted_once_its_name_is_typed(browser: Chromium, console: Console) -> None:
