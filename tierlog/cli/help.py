@@ -147,7 +147,7 @@ def _wrapped(text: str, width: int, *, indent: str = "") -> str:
 
 
 def _heading(title: str) -> str:
-    return typer.style(f"{title}:", bold=True, fg="blue") if _has_style() else f"{title}:"
+    return typer.style(f"{title}:", bold=True) if _has_style() else f"{title}:"
 
 
 def _has_style() -> bool:
