@@ -70,7 +70,7 @@ class ColdLog:
             manifests, reader, bucket_state=bucket_state, store_status=store_status
         )
         self._uploader, self._clock = uploader, clock
-        self._pins = Pins(manifests, clock=clock)
+        self.pins = Pins(manifests, clock=clock)
         self.ownership = Ownership(manifests, bucket_state, clock=clock)
         self.owner_check = OwnerCheck(self.ownership, silence)
         self._may_be_behind = False  # the bucket may be one commit ahead of `manifest`
@@ -252,7 +252,7 @@ class ColdLog:
 
     def _collector(self, policy: GarbagePolicy) -> Collector:
         is_uploading = self._uploading.__contains__
-        return Collector(self._manifests, self._pins, policy, is_uploading=is_uploading)
+        return Collector(self._manifests, self.pins, policy, is_uploading=is_uploading)
 
     def collect_garbage(self, policy: GarbagePolicy) -> int:
         """Delete the objects that no manifest version needs any more; the number deleted.
@@ -342,6 +342,7 @@ class EmptyColdTier:
     owner_looked_ms: Final = 0
     leadership_lost: str | None = None
     manifest: Manifest | None = None
+    pins: Final = None
     end_offset: int = 0
     size_bytes: Final = 0
     segment_boundaries: Final = BOUNDARIES

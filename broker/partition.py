@@ -25,6 +25,7 @@ from tierlog.hot_tier.log_state import Offsets
 from tierlog.hot_tier.log_writer import Acks, Append, AppendResult
 from tierlog.hot_tier.segment import SegmentFiles
 from tierlog.manifest.garbage import GarbagePlan, GarbagePolicy
+from tierlog.manifest.pins import Pins
 from tierlog.manifest.state import Manifest, OffsetGap
 from tierlog.manifest.versions import VersionStat
 from tierlog.record_format.errors import (
@@ -258,6 +259,11 @@ class Partition:
     def manifest_history(self, *, after: int, limit: int) -> list[VersionStat]:
         """Versions above `after` that still exist, oldest first. One LIST."""
         return self._cold.reads.manifest_history(after=after, limit=limit)
+
+    @property
+    def pins(self) -> Pins | None:
+        """Those of its manifests; None without a bucket."""
+        return self._cold.pins
 
     def object_key(self, key: str) -> str:
         """The whole key of an object that the manifest names."""

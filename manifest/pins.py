@@ -14,7 +14,7 @@ collection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
 
@@ -101,6 +101,13 @@ class Pins:
             raise
         return pin
 
+    def pin_newest(self, name: str, *, expires_ms: int | None) -> Pin | None:
+        """Pin the manifest in force; None if there is none yet. Raises as `create_pin`."""
+        manifest = self._manifests.load_manifest()
+        if manifest is None:
+            return None
+        return self.create_pin(name, manifest.version, expires_ms=expires_ms)
+
     def has_pin(self, name: str) -> bool:
         """Whether the pin exists, even if it cannot be read."""
         return is_pin_name(name) and self._objects.head(self._keys.pin(name)) is not None
@@ -175,3 +182,22 @@ class Pins:
         except MissingObject:
             return None
         return sealed_json.decode(data, kind=KIND_PIN, file=key, document=Pin)
+
+
+def pin_topic(
+    partitions: Mapping[int, Pins], name: str, *, expires_ms: int | None
+) -> dict[int, Pin]:
+    """Pin the manifests in force of a topic's partitions under one name: of all that have one, or
+    of none. Raises as `create_pin`; after StoreUnavailable some may be pinned.
+    """
+    made: dict[int, Pin] = {}
+    try:
+        for number, pins in partitions.items():
+            pin = pins.pin_newest(name, expires_ms=expires_ms)
+            if pin is not None:
+                made[number] = pin
+    except TierlogError:
+        for number in made:
+            partitions[number].delete_pin(name)
+        raise
+    return made

@@ -18,6 +18,7 @@ from msgspec import UNSET, Meta
 from tierlog.api.console.rendering import HEADERS, fragment
 from tierlog.api.http import strict_json
 from tierlog.api.http.access.scopes import NEEDS, Grant
+from tierlog.api.http.admin.pins import listed_pins
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.fetch.reading import (
@@ -119,8 +120,16 @@ async def settings_page(context: Context, exchange: Exchange) -> Response:
 
 async def storage_page(context: Context, exchange: Exchange) -> Response:
     topic = context.broker.topic(exchange.topic)
+    pins, problem = {}, ""
+    try:  # those of the first partition that has one: a name is pinned in all
+        listed = await context.read_cold(listed_pins, context, topic.record.name)
+        pins = {one.name: one for one in reversed(listed.pins)}
+    except TierlogError as error:
+        problem = str(context.problem(exchange, error).document["detail"])
     return fragment(
         "storage.html",
+        pins=sorted(pins.values(), key=lambda one: one.name),
+        problem=problem,
         name=topic.record.name,
         refusal=refusal(exchange.grant, "POST", _TOPIC + "/offload"),
         has_bucket=context.broker.bucket is not None,

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Final
 
 from tierlog.api.http import schemas
-from tierlog.api.http.admin import groups, operations, topics
+from tierlog.api.http.admin import groups, operations, pins, topics
 from tierlog.api.http.calls import Body, Call, OtherResponse
 from tierlog.api.http.docs import examples
 from tierlog.api.http.fetch import many
@@ -61,6 +61,14 @@ WRITING: Final = (
     "leadership-lost",
     "log-offline",
     "disk-full",
+)
+PINNING: Final = (
+    *NO_TOPIC,
+    "corrupt-log",
+    "log-offline",
+    "cold-object-missing",
+    "cold-object-corrupt",
+    "store-unavailable",
 )
 # Of a call on groups that has to load their offsets from the log first.
 REBUILDING: Final = (
@@ -384,6 +392,35 @@ _LOG_CALLS: Final = (
         response={JSON: Body(schema=VerifyReport)},
         problems=(*NO_TOPIC, "store-unavailable"),
         only_reads=True,
+    ),
+    _log_call(
+        method="GET",
+        path=_TOPIC + "/pins",
+        endpoint=pins.list_pins,
+        summary="The pins of a topic, expired ones too",
+        response={JSON: Body(schema=schemas.PinList)},
+        problems=PINNING,
+    ),
+    _log_call(
+        method="POST",
+        path=_TOPIC + "/pins",
+        endpoint=pins.create_pin,
+        summary="Pin the manifests in force, and all objects that they name",
+        description="What is pinned is kept, whatever is compacted or expires, until the pin "
+        "is deleted or `expires_ms` (milliseconds since 1970) has passed. Trims and the topic's "
+        "deletion override pins.",
+        body={JSON: Body(schema=pins.PinToCreate, example={"name": "june"})},
+        status=201,
+        response={JSON: Body(schema=schemas.PinList)},
+        problems=(*PINNING, "unknown-manifest-version"),
+    ),
+    _log_call(
+        method="DELETE",
+        path=_TOPIC + "/pins/{pin}",
+        endpoint=pins.delete_pin,
+        summary="Delete a pin; one that does not exist is not an error",
+        status=204,
+        problems=PINNING,
     ),
 )
 

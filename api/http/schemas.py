@@ -97,6 +97,21 @@ class ManifestState(msgspec.Struct):
     next_from_offset: int | None
 
 
+class PinState(msgspec.Struct):
+    """`expires_ms`: null if never."""
+
+    name: str
+    partition: int
+    version: int
+    created_ms: int
+    expires_ms: int | None
+
+
+class PinList(msgspec.Struct):
+    topic: str
+    pins: list[PinState]
+
+
 class Trimmed(msgspec.Struct):
     log_start_offset: int
 

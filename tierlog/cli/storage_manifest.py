@@ -30,12 +30,11 @@ from tierlog.cli.output import (
     print_table,
 )
 from tierlog.host.clock import wall_clock_ms
-from tierlog.record_format.errors import StoreUnavailable, TierlogError, UnknownManifestVersion
+from tierlog.record_format.errors import StoreUnavailable, UnknownManifestVersion
 
 if TYPE_CHECKING:
     from tierlog.client.client import Client
-    from tierlog.manifest.pins import Pin, Pins
-    from tierlog.manifest.store import ManifestStore
+    from tierlog.manifest.pins import Pin
 
 
 app = typer.Typer()
@@ -189,11 +188,13 @@ def pin(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Protect the current manifests, and all objects that they name, from garbage collection."""
+    from tierlog.manifest.pins import pin_topic
+
     expires_ms = None if days is None else wall_clock_ms() + int(days * DAY_MS)
     with bucket.reader() as reader:
-        partitions = list(reader.pins(topic))
+        partitions = {number: pins for number, _, pins in reader.pins(topic)}
         try:
-            made = _pin_all(partitions, name, expires_ms=expires_ms)
+            made = pin_topic(partitions, name, expires_ms=expires_ms)
         except (StoreUnavailable, KeyboardInterrupt):
             note(
                 f"some partitions may be pinned as {name}: `tierlog storage unpin {topic} {name}` "
@@ -202,27 +203,7 @@ def pin(
             raise
     if not made:
         raise UnknownManifestVersion(f"{topic} has no manifest yet: nothing was offloaded")
-    _show(topic, made, output)
-
-
-def _pin_all(
-    partitions: list[tuple[int, ManifestStore, Pins]], name: str, *, expires_ms: int | None
-) -> list[tuple[int, Pin]]:
-    made: list[tuple[int, Pin]] = []
-    try:
-        for number, manifests, pins in partitions:
-            manifest = manifests.load_manifest()
-            if manifest is not None:  # a partition without a manifest has nothing to pin
-                made.append(
-                    (number, pins.create_pin(name, manifest.version, expires_ms=expires_ms))
-                )
-    except TierlogError:
-        taken = {number for number, _ in made}
-        for number, _, pins in partitions:
-            if number in taken:
-                pins.delete_pin(name)
-        raise
-    return made
+    _show(topic, list(made.items()), output)
 
 
 @app.command("unpin")

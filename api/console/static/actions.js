@@ -112,7 +112,12 @@
     const name = form.elements.name.value.trim();
     const partitions = wholeNumber(form, "partitions");
     const config = Object.fromEntries(Object.entries(await changedConfig(form)).filter(([, value]) => value !== null));
-    await call("POST", "/v1/topics", json({ name, partitions, config }));
+    const created = await call("POST", "/v1/topics", json({ name, partitions, config }));
+    const cautions = warned(created);
+    if (cautions.length) {
+      answer(form, make("a", `Topic ${name}`, { href: `#/topics/${encodeURIComponent(name)}` }), ...cautions);
+      return "Created.";
+    }
     location.hash = `#/topics/${encodeURIComponent(name)}`;
     return "Created.";
   }
@@ -147,6 +152,22 @@
     return found ? `Problems: ${count(found)}.` : "No problems.";
   }
 
+  // The page is drawn again, with the pins as they are now.
+  const drawAgain = () => htmx.ajax("GET", `/console${location.hash.slice(1)}`, { target: "#view", swap: "innerHTML" });
+
+  async function pin(form) {
+    const days = form.elements.days.value.trim() ? wholeNumber(form, "days") : null;
+    await call("POST", topicPath(form, "/pins"), json({ name: form.elements.name.value.trim(), expires_ms: days === null ? null : Date.now() + days * 86_400_000 }));
+    await drawAgain();
+    return "Pinned.";
+  }
+
+  async function unpin(form) {
+    await call("DELETE", topicPath(form, `/pins/${encodeURIComponent(form.dataset.pin)}`));
+    await drawAgain();
+    return "Removed.";
+  }
+
   // --- groups -----------------------------------------------------------------------------------
 
   async function setOffsets(form) {
@@ -164,6 +185,8 @@
     delete: remove,
     offload,
     verify,
+    pin,
+    unpin,
     offsets: setOffsets,
     record: async (form) => showProduced(form, await call("POST", recordPath(form), json({ records: [recordOf(form)] }))),
     file: async (form) => {

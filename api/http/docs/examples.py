@@ -144,6 +144,18 @@ EXAMPLES: Final[Mapping[str, Any]] = {
         ],
         "next_from_offset": None,
     },
+    "PinList": {
+        "topic": "flights",
+        "pins": [
+            {
+                "name": "june",
+                "partition": 0,
+                "version": 12,
+                "created_ms": 1372899607000,
+                "expires_ms": None,
+            }
+        ],
+    },
     "Trimmed": {"log_start_offset": 1000},
     "Offloaded": {"uploaded_segments": 2, "uploaded_bytes": 19083228, "remaining_segments": 0},
     "VerifyReport": {

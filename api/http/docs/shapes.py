@@ -37,11 +37,13 @@ _BASE64: Final[Json] = {
 }
 _NULL: Final[Json] = {"type": "null"}
 _BASE64_OR_NULL: Final[Json] = {"anyOf": [_BASE64, _NULL]}
+_PIN_NAME: Final[Json] = {"type": "string", "pattern": "^[a-zA-Z0-9._-]{1,128}$"}
 
 PATH_PARAMETERS: Final[Mapping[str, Json]] = {
     "topic": {"schema": {"type": "string", "pattern": f"^{_NAME}"}, "example": "flights"},
     "partition": {"schema": _PARTITION, "example": 0},
     "group": {"schema": {"type": "string", "minLength": 1, "maxLength": 255}, "example": "reports"},
+    "pin": {"schema": _PIN_NAME, "example": "june"},
     "base_offset": {"schema": _OFFSET, "example": 0},
 }
 QUERY_PARAMETERS: Final[Mapping[str, str]] = {
@@ -123,6 +125,7 @@ RULES: Final[Mapping[str, Json]] = {
         "minProperties": 1,
         "properties": {"partitions": _PARTITIONS, "config": _config(nullable=True)},
     },
+    "PinToCreate": {"properties": {"name": _PIN_NAME}},
     "RecordsIn": {"properties": {"records": {"minItems": 1}}},
     "RecordIn": {
         "allOf": [_not_both("key"), _not_both("value")],

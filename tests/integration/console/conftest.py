@@ -10,6 +10,7 @@ import pytest
 
 from tests.fakes.faulty_object_store import FaultyObjectStore
 from tests.fakes.served_broker import served_broker
+from tests.fakes.waiting import until
 from tests.integration.console.chromium import Chromium, find_chromium
 from tierlog.api.http.settings import HttpSettings
 from tierlog.broker.broker import Broker
@@ -56,6 +57,12 @@ class Console(httpx2.Client):
         assert result.json()["remaining_segments"] == 0, result.text
         self.produce(name, {"key": "newest", "value": "only on disk"})
         return name
+
+    def claimed(self, topic: str) -> str:
+        """Wait until every partition has a manifest."""
+        partitions = self.broker.topic(topic).all_partitions()
+        until(lambda: all(one.manifest is not None for one in partitions))
+        return topic
 
     def set_down(self, down: bool) -> None:
         assert self.store is not None

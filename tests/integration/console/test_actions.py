@@ -287,6 +287,24 @@ def test_a_topic_is_offloaded_and_verified(browser: Chromium, console: Console) 
     assert "local segments" in browser.text()
 
 
+def test_pins_are_made_listed_and_removed(browser: Chromium, console: Console) -> None:
+    topic = console.claimed(console.topic("pinned"))
+    browser.expected += ("status of 400",)
+    open_page(browser, console, f"/topics/{topic}/storage")
+    fill(browser, "pin", name="not a name")
+    send(browser, "pin")
+    said(browser, "pin", "invalid pin name")
+    fill(browser, "pin", name="june", days="2")
+    send(browser, "pin")
+    browser.until("document.querySelector('form[data-act=unpin]')")
+    (pin,) = console.get(f"/v1/topics/{topic}/pins").json()["pins"]
+    assert (pin["name"], pin["partition"]) == ("june", 0)
+    assert pin["expires_ms"] > pin["created_ms"]
+    browser.run("document.querySelector('form[data-act=unpin] button').click()")
+    browser.until("!document.querySelector('form[data-act=unpin]')")
+    assert console.get(f"/v1/topics/{topic}/pins").json()["pins"] == []
+
+
 def test_repair_shows_its_command(browser: Chromium, console: Console) -> None:
     topic = console.topic("repaired")
     open_page(browser, console, f"/topics/{topic}/storage")

@@ -1,0 +1,73 @@
+"""Calls on a topic's pins: names under which manifests, and their objects, are kept.
+
+A name is pinned in every partition that has a manifest, or in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+from fastapi import Response
+from msgspec import Meta
+
+from tierlog.api.http.context import Context
+from tierlog.api.http.control_routes import JsonResponse, TheContext, body_as
+from tierlog.api.http.schemas import PinList, PinState
+from tierlog.api.http.settings import MAX_OFFSET
+from tierlog.manifest.pins import Pin, Pins, pin_topic
+from tierlog.record_format.errors import UnknownManifestVersion
+
+
+class PinToCreate(msgspec.Struct, forbid_unknown_fields=True):
+    """`expires_ms`: when it ends; null if never."""
+
+    name: str
+    expires_ms: Annotated[int, Meta(ge=0, le=MAX_OFFSET)] | None = None
+
+
+async def list_pins(context: TheContext, topic: str) -> Response:
+    return JsonResponse(await context.read_cold(listed_pins, context, topic))
+
+
+def listed_pins(context: Context, topic: str) -> PinList:
+    """All pins of a topic by partition and name, expired ones too. Waits for the bucket."""
+    found = _pins(context, topic)
+    return PinList(
+        topic, [_shown(number, one) for number, pins in found.items() for one in pins.all_pins()]
+    )
+
+
+async def create_pin(
+    context: TheContext, topic: str, body: Annotated[PinToCreate, body_as(PinToCreate)]
+) -> Response:
+    made = await context.write_cold(
+        pin_topic, _pins(context, topic), body.name, expires_ms=body.expires_ms
+    )
+    if not made:
+        raise UnknownManifestVersion(f"{topic} has no manifest yet: nothing was offloaded")
+    return JsonResponse(
+        PinList(topic, [_shown(number, one) for number, one in made.items()]), status=201
+    )
+
+
+async def delete_pin(context: TheContext, topic: str, pin: str) -> Response:
+    """One that does not exist is not an error."""
+    await context.write_cold(_delete, _pins(context, topic), pin)
+    return Response(status_code=204)
+
+
+def _delete(partitions: Mapping[int, Pins], name: str) -> None:
+    for pins in partitions.values():
+        pins.delete_pin(name)
+
+
+def _pins(context: Context, topic: str) -> dict[int, Pins]:
+    """By partition; none without a bucket. Raises UnknownTopic, and if a partition is damaged."""
+    partitions = context.broker.topic(topic).all_partitions()
+    return {one.number: one.pins for one in partitions if one.pins is not None}
+
+
+def _shown(partition: int, pin: Pin) -> PinState:
+    return PinState(pin.name, partition, pin.version, pin.created_ms, pin.expires_ms)
