@@ -41,6 +41,7 @@ CLAIMS: Final = (
     "compaction",
     "slow_disk",
     "client_records",
+    "kafka_codec",
     "kafka_cpu",
     "kafka_tiered",
     "log_peers",
