@@ -53,6 +53,7 @@ def axe(console: Console) -> str:
     topic = console.two_tiers("axe")
     offsets = {"offsets": [{"topic": topic, "partition": 0, "offset": 3}]}
     assert console.put("/v1/groups/billing/offsets", json=offsets).status_code == 204
+    assert console.post(f"/v1/topics/{topic}/pins", json={"name": "june"}).status_code == 201
     return topic
 
 
