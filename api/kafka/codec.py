@@ -11,8 +11,8 @@
 * Whatever a frame holds, the answer is a message or a MessageError, and takes memory of the order
   of the frame: some 100 bytes for each byte of the worst one. The frame's size is the listener's
   limit.
-* A decoder or an encoder is compiled at the first use of its (message, version), in about a
-  millisecond; there are as many as Kafka has versions, and they stay. Safe in any thread.
+* A decoder or an encoder is compiled at the first use of its (message, version), in one to
+  three milliseconds; there are as many as Kafka has versions, and they stay. Safe in any thread.
 """
 
 from __future__ import annotations
