@@ -17,10 +17,12 @@ from tierlog.record_format.topic_rules import MAX_NAME_LENGTH, MAX_PARTITIONS
 Json = dict[str, Any]
 
 _NAME: Final = f"[a-zA-Z0-9._-]{{1,{MAX_NAME_LENGTH}}}$"
-# RFC 3339; the month's days are the calendar's business.
+# RFC 3339, with each month's days but for the 29th of February, and from 1971 on, so that no offset
+# from UTC leads before the epoch.
 _TIME_TEXT: Final[Json] = {
     "type": "string",
-    "pattern": r"^(19[7-9]\d|[2-9]\d{3})-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])[Tt ]"
+    "pattern": r"^(197[1-9]|19[89]\d|[2-9]\d{3})-((0[1-9]|1[0-2])-(0[1-9]|1\d|2[0-8])"
+    r"|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)[Tt ]"
     r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?([Zz]|[-+]([01]\d|2[0-3]):[0-5]\d)$",
 }
 _MILLISECONDS: Final[Json] = {"type": "integer", "minimum": 0, "maximum": MAX_TIMESTAMP}
