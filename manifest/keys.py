@@ -16,7 +16,8 @@ TOPICS = "topics/"
 JSON = ".json"
 
 _DIGITS = 20
-_PIN_NAME = re.compile(r"[a-zA-Z0-9._-]{1,128}")
+PIN_NAME = r"[a-zA-Z0-9._-]{1,128}"
+_PIN_NAME = re.compile(PIN_NAME)
 _VERSION = re.compile(r"([0-9]{20})\.json")
 _SEGMENT_OR_PAGE = re.compile(r".*/(?:segments|pages)/([0-9]{20})-[^/]+")
 

@@ -30,6 +30,7 @@ from tierlog.record_format.errors import (
     MissingObject,
     ObjectExists,
     OutcomeUnknownError,
+    PinExists,
     StoreUnavailable,
     TierlogError,
     UnknownManifestVersion,
@@ -173,7 +174,7 @@ class Pins:
                     f"{key}: no response, and the object is not there"
                 ) from problem
             if there != pin:
-                raise InvalidRequest(f"pin {pin.name!r} already exists") from problem
+                raise PinExists(f"pin {pin.name!r} already exists") from problem
 
     def read_pin(self, key: str) -> Pin | None:
         """None if it does not exist. Raises CorruptManifest."""

@@ -79,6 +79,10 @@ class InvalidConfig(InvalidRequest):
     """A topic configuration with an unknown key or an invalid value."""
 
 
+class PinExists(InvalidRequest):
+    """The partition has a pin of that name."""
+
+
 class InvalidTopicName(InvalidRequest):
     """Kafka's rule: `[a-zA-Z0-9._-]`, 1 to 249 characters, not `.` or `..`."""
 

@@ -204,6 +204,7 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     MethodNotAllowed: Kind(405, "method-not-allowed", "The path does not support this method"),
     NotAcceptable: Kind(406, "not-acceptable", "No acceptable media type", _take("offered")),
     errors.TopicExists: Kind(409, "topic-exists", "The topic already exists"),
+    errors.PinExists: Kind(409, "pin-exists", "The pin already exists"),
     errors.OutOfOrderSequence: Kind(409, "out-of-order-sequence", "The sequence leaves a gap"),
     errors.ProducerFenced: Kind(409, "producer-fenced", "The producer has a newer epoch"),
     errors.InvalidPartitionCount: Kind(

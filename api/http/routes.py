@@ -412,7 +412,7 @@ _LOG_CALLS: Final = (
         body={JSON: Body(schema=pins.PinToCreate, example={"name": "june"})},
         status=201,
         response={JSON: Body(schema=schemas.PinList)},
-        problems=(*PINNING, "unknown-manifest-version"),
+        problems=(*PINNING, "pin-exists", "unknown-manifest-version"),
     ),
     _log_call(
         method="DELETE",

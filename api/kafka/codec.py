@@ -8,9 +8,9 @@
 
 * It does no I/O and keeps nothing of a frame but the `records` it was asked for, which are slices
   of it: the frame may be used again once these are done with.
-* Whatever a frame holds, the answer is a message or a MessageError, and takes memory of the order
-  of the frame: some 100 bytes for each byte of the worst one. The frame's size is the listener's
-  limit.
+* Whatever a frame holds, the answer is a message or a MessageError, and takes memory in proportion
+  to the frame: each element has a byte at least, and is one object. The frame's size is the
+  listener's limit.
 * A decoder or an encoder is compiled at the first use of its (message, version), in one to
   three milliseconds; there are as many as Kafka has versions, and they stay. Safe in any thread.
 """

@@ -276,6 +276,7 @@ _BY_CODE: Final[Mapping[str, ErrorFactory]] = {
     "not-acceptable": _plain(NotOfferedHere),
     "unsupported-media-type": _plain(NotOfferedHere),
     "topic-exists": _plain(errors.TopicExists),
+    "pin-exists": _plain(errors.PinExists),
     "out-of-order-sequence": _plain(errors.OutOfOrderSequence),
     "producer-fenced": _plain(errors.ProducerFenced),
     "invalid-partition-count": _plain(errors.InvalidPartitionCount),

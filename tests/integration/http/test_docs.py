@@ -107,11 +107,12 @@ def test_what_excludes_each_other_is_said_where_it_is_given(api: Api) -> None:
             assert "not together with timestamp" in given["offset"]["description"], path
 
 
-def _turn(request: tuple[str, str, Any]) -> tuple[int, str]:
-    """What the examples name has to exist first, and is deleted last."""
+def _turn(request: tuple[str, str, Any]) -> tuple[int, int, str]:
+    """What the examples name has to exist first, and is deleted last, after what it holds."""
     method, path, _ = request
-    order = ["put", "get", "patch", "post", "delete"]
-    return (-1 if (method, path) == ("post", "/v1/topics") else order.index(method)), path
+    turns = ["put", "get", "patch", "post", "delete"]
+    turn = -1 if (method, path) == ("post", "/v1/topics") else turns.index(method)
+    return turn, -path.count("/") if method == "delete" else 0, path
 
 
 def _fill_flights(api: Api) -> None:

@@ -18,9 +18,10 @@ def test_a_name_is_pinned_in_every_partition_with_a_manifest(console: Console) -
     assert [one["partition"] for one in listed["pins"]] == [0, 1, 2]
     assert {one["name"] for one in listed["pins"]} == {"june"}
 
-    problem(console.post(path, json={"name": "june"}), 400, "invalid-request")
+    problem(console.post(path, json={"name": "june"}), 409, "pin-exists")
     assert console.get(path).json() == listed, "a name that is taken stays as it was"
-    problem(console.post(path, json={"name": "a/b"}), 400, "invalid-request")
+    refused = problem(console.post(path, json={"name": "a/b"}), 400, "invalid-request")
+    assert refused["errors"][0]["loc"] == "name"
     for _ in range(2):  # one that is gone is not an error
         assert console.delete(f"{path}/june").status_code == 204
     assert console.get(path).json()["pins"] == []
@@ -32,7 +33,7 @@ def test_a_name_that_one_partition_has_already_is_pinned_in_no_other(console: Co
     assert taken is not None
     taken.pin_newest("june", expires_ms=None)
     path = f"/v1/topics/{topic}/pins"
-    problem(console.post(path, json={"name": "june"}), 400, "invalid-request")
+    problem(console.post(path, json={"name": "june"}), 409, "pin-exists")
     assert [one["partition"] for one in console.get(path).json()["pins"]] == [1]
 
 
