@@ -16,8 +16,10 @@ UNSIGNED_BITS = {"uint16": 16, "uint32": 32}
 # Half of the texts are too long for a length of one byte.
 TEXTS = st.one_of(st.text(max_size=5), st.sampled_from(["", "ä" * 64, "x" * 127, "y" * 300]))
 BYTES = st.one_of(st.binary(max_size=5), st.sampled_from([b"", b"x" * 126, b"y" * 20_000]))
-# What kio has types of its own for: a time, and an error that Kafka knows.
-TIMES = st.integers(-1, 1 << 41)
+# What kio has types of its own for: an error that Kafka knows, and a time and an id, of which it
+# reads -1 and zeros as None.
+TIMES = st.integers(0, 1 << 41)
+IDS = st.binary(min_size=16, max_size=16).filter(any)
 ERRORS = st.sampled_from([code.value for code in ErrorCode])
 
 
@@ -60,7 +62,7 @@ def _values(field, version, types):
         "string": TEXTS,
         "bytes": BYTES,
         "records": BYTES,
-        "uuid": st.binary(min_size=16, max_size=16),
+        "uuid": IDS,
     }[field.type]
 
 
