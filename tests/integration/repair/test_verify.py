@@ -170,7 +170,7 @@ def entries_readable(harness, lost_page):
 
 def test_a_pin_whose_version_lost_an_object_is_named(filled):
     cold = filled.broker.partition("t", 0).cold
-    cold._pins.create_pin("friday", cold.manifest.version)
+    cold.pins.create_pin("friday", cold.manifest.version)
     assert verify_topic(filled.broker, "t").ok
     key = cold._manifests.versions.key(cold.manifest.version)
     filled.produce("t", [b"more"])
@@ -182,7 +182,7 @@ def test_a_pin_whose_version_lost_an_object_is_named(filled):
 def test_an_unreadable_pin_does_not_hide_the_others(filled):
     cold = filled.broker.partition("t", 0).cold
     for name in ("friday", "monday"):
-        cold._pins.create_pin(name, cold.manifest.version)
+        cold.pins.create_pin(name, cold.manifest.version)
     key = cold._manifests.versions.key(cold.manifest.version)
     filled.produce("t", [b"more"])
     filled.offload()
