@@ -154,6 +154,25 @@ def _counted(partition: Partition, view: SegmentView) -> SegmentView:
     return counted
 
 
+def first_time(partition: Partition) -> int | None:
+    """The smallest timestamp of the first segment, of either tier; None if nobody knows it."""
+    now = partition.offsets()
+    if now.log_start_offset < now.local_log_start_offset:
+        entry = next(partition.oldest_cold_entries(now.log_start_offset), None)
+        return entry.min_timestamp if entry else None
+    return partition.log.segments()[0].min_timestamp
+
+
+def last_time(partition: Partition) -> int:
+    """The largest timestamp of the last segment that has one, in either tier; -1 if none has."""
+    for segment in reversed(partition.log.segments()):
+        if segment.max_timestamp >= 0:
+            return segment.max_timestamp
+    cold = partition.manifest.segments if partition.manifest else ()
+    newest = cold[-1].max_timestamp_or_none if cold else None
+    return -1 if newest is None else newest
+
+
 def open_segment(partition: Partition, base_offset: int, wait: Wait = Wait.WAIT) -> SegmentBytes:
     """The segment that begins at `base_offset`; the active one up to the high watermark.
 

@@ -27,6 +27,7 @@ from tierlog.api.http.fetch.record_pages import LargeRecord, read_page
 from tierlog.api.http.fetch.single import FetchQuery
 from tierlog.api.http.settings import MIB
 from tierlog.broker.partition import Partition
+from tierlog.broker.segment_listing import first_time, last_time
 from tierlog.broker.tiered_reads import Fetched, Tier
 from tierlog.manifest.state import OffsetGap
 from tierlog.record_format.units import in_utc
@@ -80,32 +81,14 @@ class TimeAxis(NamedTuple):
 
 def time_axis(partition: Partition) -> TimeAxis | None:
     """None if its records have no times, or all the same one. May wait for the bucket."""
-    last_ms = _last_time(partition)
+    last_ms = last_time(partition)
     if not 0 <= last_ms <= MAX_DATE_MS:
         return None
-    first_ms = _first_time(partition)
+    first_ms = first_time(partition)
     if first_ms is None:  # not known without a look into the segment
         found = partition.offset_for_timestamp(0)
         first_ms = found[1] if found else last_ms
     return TimeAxis(first_ms, last_ms) if 0 <= first_ms < last_ms else None
-
-
-def _first_time(partition: Partition) -> int | None:
-    now = partition.offsets()
-    if now.log_start_offset < now.local_log_start_offset:
-        entry = next(partition.oldest_cold_entries(now.log_start_offset), None)
-        return entry.min_timestamp if entry else None
-    return partition.log.segments()[0].min_timestamp
-
-
-def _last_time(partition: Partition) -> int:
-    """-1 if there is none."""
-    for segment in reversed(partition.log.segments()):
-        if segment.max_timestamp >= 0:
-            return segment.max_timestamp
-    cold = partition.manifest.segments if partition.manifest else ()
-    newest = cold[-1].max_timestamp_or_none if cold else None
-    return -1 if newest is None else newest
 
 
 async def record_page(context: Context, partition: Partition, query: RecordsQuery) -> RecordPage:
