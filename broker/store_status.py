@@ -193,7 +193,8 @@ class StoreStatus:
     def _verify(self) -> None:
         known = PROBE.read(self._folder.path)
         was_used = known is not None and known.store[0] == self.store.url
-        found, sealed = self._readable(load_sealed_cluster, was_used=was_used) or (None, b"")
+        load_cluster = partial(load_sealed_cluster, self.store)
+        found, sealed = self._readable(load_cluster, was_used=was_used) or (None, b"")
         if found is not None and found.cluster_id != self._folder.cluster_id:
             raise ConfigurationError(self._foreign_cluster(found))
         if found is None and was_used:
@@ -204,7 +205,7 @@ class StoreStatus:
         level = BucketLevel(self.store)
         found_level = FIRST_LEVEL
         if found is not None:
-            found_level = self._readable(lambda _: level.read_level(), was_used=was_used)
+            found_level = self._readable(level.read_level, was_used=was_used)
         traits = self._probe(known, sealed)
         if found is None:
             cluster = Cluster(cluster_id=self._folder.cluster_id, created_ms=self._clock())
@@ -223,10 +224,10 @@ class StoreStatus:
         self.traits, self._refused = traits, None
         self._mark_available()
 
-    def _readable(self, read: Callable[[ObjectStore], T], *, was_used: bool) -> T:
+    def _readable(self, read: Callable[[], T], *, was_used: bool) -> T:
         """A store that was good once and answers nonsense now is down, like one that is silent."""
         try:
-            return read(self.store)
+            return read()
         except CorruptDataError as error:
             reason = f"store {self.store.url}: {error}; is another kind of server listening there?"
             if was_used:

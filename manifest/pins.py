@@ -26,6 +26,7 @@ from tierlog.manifest.store import DAY_MS, ManifestStore, random_name
 from tierlog.manifest.versions import get_object
 from tierlog.record_format import sealed_json
 from tierlog.record_format.errors import (
+    FieldProblem,
     InvalidRequest,
     MissingObject,
     ObjectExists,
@@ -80,9 +81,8 @@ class Pins:
         If a check fails for any reason, the pin is deleted again, so that the call can be retried.
         """
         if not is_pin_name(name):
-            raise InvalidRequest(
-                f"invalid pin name {name!r}: use 1 to 128 characters of [a-zA-Z0-9._-]"
-            )
+            msg = f"invalid pin name {name!r}: use 1 to 128 characters of [a-zA-Z0-9._-]"
+            raise InvalidRequest(msg, problems=(FieldProblem("name", msg),))
         if len(self._objects.list(self._keys.pins, limit=PINS_MAX)) >= PINS_MAX:
             raise InvalidRequest(f"the partition already has {PINS_MAX} pins, which is the limit")
         pin = Pin(

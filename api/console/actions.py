@@ -29,7 +29,7 @@ from tierlog.api.http.fetch.reading import (
     parse_position,
     resolve,
 )
-from tierlog.api.http.responses import NO_STORE, Response
+from tierlog.api.http.responses import Response, json_response
 from tierlog.broker.groups import OffsetState, lag_of
 from tierlog.broker.topics import Topic
 from tierlog.hot_tier.config_words import from_words
@@ -45,7 +45,6 @@ from tierlog.record_format.errors import (
 from tierlog.record_format.units import in_utc
 
 PARTITIONS_MAX: Final = 1000  # of a plan, each of which may be a lookup in the bucket
-_JSON: Final = (b"content-type", b"application/json")
 _WORDS: Final = msgspec.json.Decoder(dict[str, str | None])
 _TOPIC: Final = "/v1/topics/{topic}"
 
@@ -151,7 +150,7 @@ async def numbers(_: Context, exchange: Exchange) -> Response:
             problems.append(FieldProblem(f"config.{name}", str(error)))
     if problems:
         raise InvalidConfig("; ".join(one.msg for one in problems), problems=tuple(problems))
-    return Response(200, [_JSON, NO_STORE, *HEADERS], msgspec.json.encode(found))
+    return json_response(found, headers=HEADERS)
 
 
 async def group_page(context: Context, exchange: Exchange) -> Response:

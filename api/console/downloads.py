@@ -12,13 +12,12 @@ import csv
 import io
 from binascii import b2a_base64
 from collections.abc import Callable, Iterator, Mapping
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
 from msgspec import UNSET
 
-from tierlog.api.console.rendering import moment
+from tierlog.api.console.rendering import has_parquet, moment
 from tierlog.api.console.search import Piece
 from tierlog.api.http import strict_json
 from tierlog.api.http.fetch.record_json import lines_of
@@ -47,10 +46,6 @@ _CSV_COLUMNS: Final = (
     "headers",
 )
 _ENCODER: Final = msgspec.json.Encoder()
-
-
-def has_parquet() -> bool:
-    return find_spec("pyarrow") is not None
 
 
 class RecordFile(Protocol):

@@ -61,8 +61,13 @@ def environment() -> Environment:
         visible=visible,
     )
     made.globals.update(in_words=in_words, choices_of=choices_of)
-    made.globals["has_parquet"] = find_spec("pyarrow") is not None
+    made.globals["has_parquet"] = has_parquet()
     return made
+
+
+def has_parquet() -> bool:
+    """Whether pyarrow is installed, which is not part of the base install."""
+    return find_spec("pyarrow") is not None
 
 
 def page(template: str, **values: Any) -> Response:

@@ -152,7 +152,7 @@ def _check_same_origin(exchange: Exchange) -> None:
     leave it out (plain HTTP, not loopback), in `Origin`. Clients that send neither are no browsers.
     Raises ForeignOrigin.
     """
-    if exchange.scope["method"] in _SAFE_METHODS:
+    if exchange.method in _SAFE_METHODS:
         return
     site, origin = exchange.header(b"sec-fetch-site"), exchange.header(b"origin")
     if site is not None:

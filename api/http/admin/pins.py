@@ -16,7 +16,6 @@ from tierlog.api.http.context import Context
 from tierlog.api.http.control_routes import JsonResponse, TheContext, body_as
 from tierlog.api.http.schemas import PinList, PinState
 from tierlog.api.http.settings import MAX_OFFSET
-from tierlog.manifest.keys import PIN_NAME
 from tierlog.manifest.pins import Pin, Pins, pin_topic
 from tierlog.record_format.errors import UnknownManifestVersion
 
@@ -24,7 +23,7 @@ from tierlog.record_format.errors import UnknownManifestVersion
 class PinToCreate(msgspec.Struct, forbid_unknown_fields=True):
     """`expires_ms`: when it ends; null if never."""
 
-    name: Annotated[str, Meta(pattern=f"^{PIN_NAME}$")]
+    name: str
     expires_ms: Annotated[int, Meta(ge=0, le=MAX_OFFSET)] | None = None
 
 

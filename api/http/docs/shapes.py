@@ -12,6 +12,7 @@ from typing import Any, Final
 from tierlog.api.http.settings import MAX_OFFSET, MAX_PARTITION
 from tierlog.api.http.strict_json import MAX_TIMESTAMP
 from tierlog.hot_tier.log_config import KEYS, ConfigKey
+from tierlog.manifest.keys import PIN_NAME
 from tierlog.record_format.topic_rules import MAX_NAME_LENGTH, MAX_PARTITIONS
 
 Json = dict[str, Any]
@@ -39,7 +40,7 @@ _BASE64: Final[Json] = {
 }
 _NULL: Final[Json] = {"type": "null"}
 _BASE64_OR_NULL: Final[Json] = {"anyOf": [_BASE64, _NULL]}
-_PIN_NAME: Final[Json] = {"type": "string", "pattern": "^[a-zA-Z0-9._-]{1,128}$"}
+_PIN_NAME: Final[Json] = {"type": "string", "pattern": f"^{PIN_NAME}$"}
 
 PATH_PARAMETERS: Final[Mapping[str, Json]] = {
     "topic": {"schema": {"type": "string", "pattern": f"^{_NAME}"}, "example": "flights"},

@@ -293,7 +293,7 @@ def test_pins_are_made_listed_and_removed(browser: Chromium, console: Console) -
     open_page(browser, console, f"/topics/{topic}/storage")
     fill(browser, "pin", name="not a name")
     send(browser, "pin")
-    said(browser, "pin", "matching regex")
+    said(browser, "pin", "invalid pin name")
     fill(browser, "pin", name="june", days="2")
     send(browser, "pin")
     browser.until("document.querySelector('form[data-act=unpin]')")
