@@ -267,14 +267,18 @@ class BackgroundTasks:
 
 
 class Deletions:
+    """Thread-safe: one round at a time removes folders, which another would miss."""
+
     def __init__(self, topics: LiveTopics, bucket: Bucket | None) -> None:
         self._topics, self._bucket = topics, bucket
+        self._round = threading.Lock()
 
     def run_round(self) -> None:
         """Raises the first error once every topic was tried."""
-        with suppress(OSError):  # `_finish` tries again, and raises it
-            self._for_each(self._topics.remove_files)
-        self._for_each(self._finish)
+        with self._round:
+            with suppress(OSError):  # `_finish` tries again, and raises it
+                self._for_each(self._topics.remove_files)
+            self._for_each(self._finish)
 
     def _for_each(self, act: Callable[[TopicRecord], None]) -> None:
         failures = DeferredErrors(TierlogError, OSError)
