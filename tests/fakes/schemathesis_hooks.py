@@ -106,8 +106,8 @@ def _keep_rules_of_headers(headers: MutableMapping[str, Any], media_type: str) -
 
 
 def _lines(body: Any) -> str:
-    """A value is a line of its own; an example is lines already."""
-    if isinstance(body, str):
+    """A value is a line of its own; an example is lines already, if it is not empty."""
+    if isinstance(body, str) and body:
         with suppress(ValueError):
             for line in body.splitlines():
                 json.loads(line)

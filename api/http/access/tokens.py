@@ -210,16 +210,19 @@ class TokensFile:
             except OSError as error:
                 self._lost(error)
                 return
-            self._seen, self.required = seen, True
+            self.required = True
             try:
                 async with aiofiles.open(self._name, "rb", executor=threads) as file:
                     data = await file.read(MAX_FILE_BYTES + 1)
                 self._entries = _decode(self._path, data)
             except (ConfigurationError, OSError) as error:
                 self._refuse_all(error)
+                if isinstance(error, OSError):
+                    seen = ()  # a disk error or a lack of descriptors may be transient: read again
             else:
                 self._logged = ""
                 log.info("tokens read", tokens=[entry.name for entry in self._entries])
+            self._seen = seen  # only now: until then, no request may be judged by the old entries
 
     def _lost(self, error: OSError) -> None:
         if self.required and self._seen:
@@ -230,8 +233,6 @@ class TokensFile:
 
     def _refuse_all(self, error: ConfigurationError | OSError) -> None:
         self._entries = ()
-        if isinstance(error, OSError):
-            self._seen = None  # a disk error or a lack of descriptors may be transient
         if str(error) != self._logged:
             log.error("tokens file cannot be read: all requests are refused", error=str(error))
         self._logged = str(error)

@@ -3,6 +3,7 @@ import json
 import os
 import resource
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,26 @@ def test_a_transient_read_error_of_the_tokens_file_is_retried(path):
     asyncio.run(file.refresh())
     assert file.grant_of(token) is not None
     assert file.grant_of(other) is not None
+
+
+def test_the_file_counts_as_changed_until_its_tokens_are_known(path):
+    """Else a request that comes meanwhile is judged by the tokens of before."""
+    make(path, "a")
+    file = opened(path)
+    other = make(path, "b")
+    seen_while_read = []
+
+    class Watched(ThreadPoolExecutor):
+        def submit(self, *args, **kwargs):
+            seen_while_read.append((file.is_changed(), file.grant_of(other)))
+            return super().submit(*args, **kwargs)
+
+    with Watched(1) as threads:
+        asyncio.run(file.refresh(threads))
+    assert len(seen_while_read) > 2  # stat, open, read, close
+    assert set(seen_while_read) == {(True, None)}
+    assert file.grant_of(other) is not None
+    assert not file.is_changed()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
