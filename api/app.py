@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,8 +15,10 @@ from tierlog.api.http.control_routes import ControlRoute
 from tierlog.api.http.dispatch import TierlogApp
 from tierlog.api.http.docs import openapi
 from tierlog.api.http.routes import CALLS
+from tierlog.api.http.server import Beside
 from tierlog.api.http.settings import HttpSettings
 from tierlog.api.http.static_pages import DOCS_CALLS, document_call
+from tierlog.api.kafka.settings import KafkaSettings
 from tierlog.broker.broker import Broker
 
 DESCRIPTION = (
@@ -60,3 +63,15 @@ def create_app(broker: Broker, settings: HttpSettings) -> TierlogApp:
     generate = app.openapi
     app.openapi = lambda: openapi.complete(generate(), CALLS)  # type: ignore[method-assign]
     return app
+
+
+def kafka_listener(app: TierlogApp, settings: KafkaSettings, sock: socket.socket) -> Beside:
+    """The listener for Kafka clients, on a bound socket, to be served beside the application."""
+    # Imported here: a broker without Kafka clients pays neither time nor memory for them.
+    from tierlog.api.kafka.context import KafkaContext
+    from tierlog.api.kafka.handlers import all_calls
+    from tierlog.api.kafka.listener import KafkaListener
+
+    http = app.context
+    context = KafkaContext(http.broker, settings, waiting=http.waiting, workers=http.workers)
+    return KafkaListener(context, all_calls(), sock)

@@ -23,9 +23,9 @@ import msgspec
 
 from bench.report import Report, Target
 from bench.rounds import interleave
-from tierlog.api.kafka.codec import decode, encode
-from tierlog.api.kafka.definitions import snake_case
-from tierlog.api.kafka.messages import (
+from tierlog.record_format.kafka_messages.codec import decode, encode
+from tierlog.record_format.kafka_messages.definitions import snake_case
+from tierlog.record_format.kafka_messages.messages import (
     FetchRequest,
     FetchResponse,
     HeartbeatRequest,

@@ -185,6 +185,10 @@ class Broker:
         """Raises UnknownTopic."""
         return self._topics.find(name)
 
+    def topic_by_id(self, topic_id: str) -> Topic:
+        """Raises UnknownTopic."""
+        return self._topics.find_by_id(topic_id)
+
     def partition(self, topic: str, partition: int) -> Partition:
         return self.topic(topic).partition(partition)
 

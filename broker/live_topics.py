@@ -127,6 +127,12 @@ class LiveTopics:
             raise UnknownTopic(name)
         return found
 
+    def find_by_id(self, topic_id: str) -> Topic:
+        for topic in list(self._topics.values()):
+            if topic.record.topic_id == topic_id:
+                return topic
+        raise UnknownTopic(topic_id)
+
     def ensure(self, name: str, config: Mapping[str, ConfigValue]) -> Topic:
         """The internal topic, created if it does not exist."""
         if name not in self._topics:

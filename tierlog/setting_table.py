@@ -98,6 +98,7 @@ class Part(Enum):
     BROKER = "broker"
     PRICE = "price"
     HTTP = "http"
+    KAFKA = "kafka"
 
 
 class Setting(NamedTuple):
@@ -141,6 +142,7 @@ _serve = _rows(Part.SERVE)
 _store = _rows(Part.STORE, prefix="s3.")
 _broker = _rows(Part.BROKER)
 _http = _rows(Part.HTTP, prefix="http.")
+_kafka = _rows(Part.KAFKA, prefix="kafka.")
 _price = _rows(Part.PRICE, prefix="price.")
 _FREE_ELSEWHERE: Final = "; 0 by default unless the store is s3://."
 
@@ -388,5 +390,51 @@ TABLE: Final[tuple[Setting, ...]] = (
     ),
     _http(
         "http.keep.alive.ms", (Kind.MS, 1), "How long an idle connection is kept, in whole seconds."
+    ),
+    _serve(
+        "kafka.listen",
+        Kind.TEXT,
+        "HOST:PORT for Kafka clients; they are not served without it.",
+        field="kafka_listen",
+    ),
+    _serve(
+        "kafka.advertised",
+        Kind.TEXT,
+        "HOST:PORT that Kafka clients are told to connect to; by default where the broker listens.",
+        field="kafka_advertised",
+    ),
+    _kafka(
+        "socket.request.max.bytes",
+        (Kind.BYTES, KIB, 2**31 - 1),
+        "Bytes of a Kafka request; beyond it the connection is closed.",
+        field="request_max_bytes",
+    ),
+    _kafka(
+        "queued.max.request.bytes",
+        (Kind.BYTES, KIB),
+        "Bytes of all Kafka requests in progress; beyond it connections are not read.",
+        field="queued_max_bytes",
+    ),
+    _kafka(
+        "max.connections",
+        (Kind.COUNT, 1),
+        "Open connections of Kafka clients; beyond it they are closed.",
+        field="connections_max",
+    ),
+    _kafka(
+        "connections.max.idle.ms",
+        (Kind.MS, 1),
+        "How long an idle connection of a Kafka client is kept.",
+    ),
+    _kafka(
+        "auto.create.topics.enable",
+        Kind.SWITCH,
+        "Create a topic that a Kafka client asks for; with tokens, if its token has `admin`.",
+        field="auto_create_topics",
+    ),
+    _kafka(
+        "num.partitions",
+        (Kind.COUNT, 1, 10_000),
+        "Partitions of a topic that a Kafka client creates without saying how many.",
     ),
 )

@@ -12,13 +12,14 @@ import dataclasses
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 
 from tierlog.api.http.settings import HttpSettings
+from tierlog.api.kafka.settings import KafkaSettings
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.loopback import is_loopback
 from tierlog.hot_tier.log_config import KEYS_BY_NAME
@@ -35,6 +36,7 @@ CLIENT_VARIABLES: Final = frozenset(
 )
 TEST_VARIABLES: Final = "TIERLOG_TEST_"
 DEFAULT_PORT: Final = 8640
+KAFKA_PORT: Final = 9092
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,8 @@ class Settings:
     insecure_no_auth: bool = False
     tls_cert: str | None = None
     tls_key: str | None = None
+    kafka: KafkaSettings = field(default_factory=KafkaSettings)
+    kafka_listen: tuple[str, int] | None = None  # None: no Kafka listener
 
 
 def load_settings(
@@ -180,7 +184,16 @@ def _compose(values: Mapping[str, object]) -> Settings:
         insecure_no_auth=insecure,
         tls_cert=serve.get("tls_cert"),
         tls_key=serve.get("tls_key"),
+        kafka=KafkaSettings(
+            **by_part[Part.KAFKA], advertised=_kafka_address(serve, "kafka.advertised")
+        ),
+        kafka_listen=_kafka_address(serve, "kafka.listen"),
     )
+
+
+def _kafka_address(serve: Mapping[str, Any], name: str) -> tuple[str, int] | None:
+    given = serve.get(name.replace(".", "_"))
+    return None if given is None else parse_listen(given, name=name, default_port=KAFKA_PORT)
 
 
 def _tokens_file(given: str | None, data_dir: Path) -> Path:
@@ -194,12 +207,16 @@ def _tokens_file(given: str | None, data_dir: Path) -> Path:
     return Path(given)
 
 
-def parse_listen(listen: str) -> tuple[str, int]:
+def parse_listen(
+    listen: str, *, name: str = "listen", default_port: int = DEFAULT_PORT
+) -> tuple[str, int]:
     """Parse `HOST:PORT`, `:PORT` or `HOST`, with IPv6 in brackets. Raises SettingsError."""
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]*))(?::(\d{1,5}))?", listen)
-    port = int(match[3] or DEFAULT_PORT) if match else -1
+    port = int(match[3] or default_port) if match else -1
     if match is None or not 0 <= port <= 65535 or listen.isdecimal():  # a bare port is not a host
-        raise SettingsError(f"listen must be HOST:PORT, as in 127.0.0.1:8640, not {listen!r}")
+        raise SettingsError(
+            f"{name} must be HOST:PORT, as in 127.0.0.1:{default_port}, not {listen!r}"
+        )
     return match[1] or match[2] or "127.0.0.1", port
 
 
@@ -212,6 +229,7 @@ def default_of(setting: Setting) -> object:
         Part.HTTP: HttpSettings,
         Part.STORE: S3Options,
         Part.PRICE: PriceTable,
+        Part.KAFKA: KafkaSettings,
     }
     kind = owner.get(setting.part, Settings)
     found = {one.name: one.default for one in dataclasses.fields(kind)}.get(setting.field)

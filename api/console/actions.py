@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta
 
 from tierlog.api.console.rendering import HEADERS, fragment
 from tierlog.api.http import strict_json
-from tierlog.api.http.access.scopes import NEEDS, Grant
+from tierlog.api.http.access.scopes import NEEDS
 from tierlog.api.http.admin.pins import listed_pins
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
@@ -30,6 +30,7 @@ from tierlog.api.http.fetch.reading import (
     resolve,
 )
 from tierlog.api.http.responses import Response, json_response
+from tierlog.api.serving.grants import Grant
 from tierlog.broker.groups import OffsetState, lag_of
 from tierlog.broker.topics import Topic
 from tierlog.hot_tier.config_words import from_words

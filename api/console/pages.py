@@ -28,7 +28,7 @@ from tierlog.api.console.samples import Sampler, series
 from tierlog.api.console.search import SearchQuery
 from tierlog.api.console.search_pages import DownloadQuery, Searches, record
 from tierlog.api.console.topic_samples import topic_series
-from tierlog.api.http.access.scopes import CONSOLE_NAMES, Grant
+from tierlog.api.http.access.scopes import CONSOLE_NAMES
 from tierlog.api.http.admin.topics import FromOffset
 from tierlog.api.http.calls import Call, Handler
 from tierlog.api.http.context import Context
@@ -37,6 +37,7 @@ from tierlog.api.http.problems import corruption_detail
 from tierlog.api.http.responses import Response, json_response
 from tierlog.api.http.settings import MAX_OFFSET
 from tierlog.api.http.static_pages import PackagedFiles
+from tierlog.api.serving.grants import Grant
 from tierlog.broker.groups import Groups, OffsetState
 from tierlog.broker.partition import Partition
 from tierlog.broker.reports import StorageReport

@@ -251,7 +251,7 @@ class SearchRun:
         self._stand_at(number, min(offset, end_offset))
 
     async def _run(self, call: Callable[[], T]) -> T:
-        return await self._context.run_in(self._context.searchers, call)
+        return await self._context.run_in(self._context.workers.searchers, call)
 
     async def _range(self, partition: Partition) -> _Range:
         search, now, number = self._search, partition.offsets(), partition.number

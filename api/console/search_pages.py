@@ -115,7 +115,7 @@ class Searches:
         query, topic = exchange.query(DownloadQuery), context.broker.topic(exchange.topic)
         name = topic.record.name
         make = partial(record_file, query.format, topic=name)
-        file = await context.run_in(context.searchers, make)
+        file = await context.run_in(context.workers.searchers, make)
         run = self._begin(context, topic, parse_search(query))
         disposition = f'attachment; filename="{name}.{query.format}"'.encode()
         headers = [
@@ -173,11 +173,13 @@ class Searches:
             async with aclosing(run.pieces()) as pieces:
                 async for piece in pieces:
                     if piece.batches:
-                        yield await context.run_in(context.searchers, partial(file.add, piece))
+                        yield await context.run_in(
+                            context.workers.searchers, partial(file.add, piece)
+                        )
                         await context.access.recheck(exchange)
         if run.progress.end in ("bytes", "time"):
             raise Throttled("a download ended with its budget: take a smaller range")
-        yield await context.run_in(context.searchers, file.end)
+        yield await context.run_in(context.workers.searchers, file.end)
 
 
 def _line(progress: Progress, records: list[FoundRecord] | None = None) -> bytes:

@@ -1,11 +1,6 @@
-"""What every handler is given: the broker, the limits, and thread pools for blocking calls.
+"""What every handler is given: the broker, the limits, and the threads for blocking calls.
 
-* The event loop never waits for a disk or a bucket: `read` is for reads that may wait for the disk,
-  `read_cold` for those that may wait for the bucket, `write` for writes to disk (topics, groups),
-  `write_cold` for what waits for the bucket (trims, uploads, verifications), `compute` for
-  decoding and encoding large bodies; `searchers` are for the console's searches, which read at
-  length. Each has its own threads, so that a bucket that does not respond blocks neither local
-  reads nor `/metrics`.
+* `read`, `read_cold`, `write`, `write_cold` and `compute` make a call in one of the `Workers`.
 * Everything else here is used only on the event loop and needs no lock.
 """
 
@@ -24,19 +19,19 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from tierlog.api.http.access.check import Access
 from tierlog.api.http.exchange import Exchange, record_time
-from tierlog.api.http.fetch.long_poll import WaitingRequests
 from tierlog.api.http.fetch.shared_pages import SharedPages
 from tierlog.api.http.memory_limits import DecodingMemory, InflightBytes, UnsentResponses
 from tierlog.api.http.metrics.registry import BrokerMetrics, HttpMetrics
 from tierlog.api.http.problems import Problem, path_shortener, to_problem
 from tierlog.api.http.responses import AnyResponse
 from tierlog.api.http.settings import HttpSettings
+from tierlog.api.serving.waiting_requests import WaitingRequests
+from tierlog.api.serving.workers import Workers
 from tierlog.broker.broker import Broker
 from tierlog.broker.partition import Partition
 from tierlog.broker.segment_listing import SegmentBytes
 from tierlog.broker.tiered_reads import Fetched
 from tierlog.host.file_slice import HoldsFiles
-from tierlog.host.threads import Threads
 from tierlog.host.waiting import Wait, WouldBlock
 
 P = ParamSpec("P")
@@ -70,21 +65,17 @@ class Context:
         self.pages = SharedPages(self.metrics.shared_pages)
         self.inflight = InflightBytes(settings.inflight_max_bytes)
         self.decoding = DecodingMemory(settings.decoding_max_bytes)
-        self._pools: list[Threads] = []
-        self.readers = self._pool("http-read", settings.read_threads)
-        self.unsent = UnsentResponses(broker.settings.data_dir, self.readers, self.inflight)
-        self._cold_readers = self._pool("http-cold", settings.read_threads)
-        self._writers = self._pool("http-write", settings.write_threads)
-        self._cold_writers = self._pool("http-cold-write", settings.write_threads)
-        self._parsers = self._pool("http-parse", settings.parse_threads)
-        self.searchers = self._pool("http-search", settings.search_threads)
-        self.access = Access(settings, self._parsers)
+        self.workers = Workers(
+            read_threads=settings.read_threads,
+            write_threads=settings.write_threads,
+            parse_threads=settings.parse_threads,
+            search_threads=settings.search_threads,
+        )
+        readers = self.workers.readers
+        self.unsent = UnsentResponses(broker.settings.data_dir, readers, self.inflight)
+        self.access = Access(settings, self.workers.parsers)
         self.immediate = ImmediateHandlers()
         self._register_metrics()
-
-    def _pool(self, name: str, threads: int) -> Threads:
-        self._pools.append(Threads(threads, name=name))
-        return self._pools[-1]
 
     def _register_metrics(self) -> None:
         metrics = self.metrics
@@ -97,11 +88,11 @@ class Context:
 
     async def read(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that may wait for the disk."""
-        return await self._timed(self.readers, partial(call, *args, **kwargs))
+        return await self._timed(self.workers.readers, partial(call, *args, **kwargs))
 
     async def read_cold(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that may wait for the bucket."""
-        return await self._timed(self._cold_readers, partial(call, *args, **kwargs))
+        return await self._timed(self.workers.cold_readers, partial(call, *args, **kwargs))
 
     async def read_batches(self, partition: Partition, offset: int, query: ReadQuery) -> Fetched:
         """Read the partition's batches from `offset` on."""
@@ -118,18 +109,14 @@ class Context:
         try:
             found = call(wait=Wait.NEVER)
         except WouldBlock:
-            threads = self.threads_for(partition, offset)
+            threads = self.workers.threads_for(partition, offset)
             found = await self.run_in(threads, partial(call, wait=Wait.WAIT))
         record_time("broker" if found.tier == "hot" else "store", began_s)
         return found
 
     async def read_at(self, partition: Partition, offset: int, call: Callable[[], T]) -> T:
         """Run a call that may wait for the tier that holds this offset."""
-        return await self._timed(self.threads_for(partition, offset), call)
-
-    def threads_for(self, partition: Partition, offset: int) -> Executor:
-        is_cold = offset < partition.offsets().local_log_start_offset
-        return self._cold_readers if is_cold else self.readers
+        return await self._timed(self.workers.threads_for(partition, offset), call)
 
     async def _timed(self, threads: Executor, call: Callable[[], T]) -> T:
         began_s = time.perf_counter()
@@ -140,11 +127,11 @@ class Context:
 
     async def write(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that writes to disk."""
-        return await self.run_in(self._writers, partial(call, *args, **kwargs))
+        return await self.run_in(self.workers.writers, partial(call, *args, **kwargs))
 
     async def write_cold(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that waits for the bucket, or for another such call."""
-        return await self.run_in(self._cold_writers, partial(call, *args, **kwargs))
+        return await self.run_in(self.workers.cold_writers, partial(call, *args, **kwargs))
 
     async def compute(self, size_bytes: int, call: Callable[[], T]) -> T:
         """Run work on a few bytes on the event loop, and work on many in a thread."""
@@ -152,7 +139,7 @@ class Context:
         try:
             if size_bytes <= self.settings.inline_max_bytes:
                 return call()
-            return await self.run_in(self._parsers, call)
+            return await self.run_in(self.workers.parsers, call)
         finally:
             record_time("encode", began_s)
 
@@ -184,8 +171,7 @@ class Context:
         )
 
     def close(self) -> None:
-        for pool in self._pools:
-            pool.shutdown(wait=False, cancel_futures=True)
+        self.workers.close()
 
 
 def _close_late(future: Future[Any]) -> None:

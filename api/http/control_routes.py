@@ -21,11 +21,11 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 
 from tierlog.api.http import bodies, header_values, strict_json
-from tierlog.api.http.access.scopes import Grant
 from tierlog.api.http.calls import Call, Endpoint
 from tierlog.api.http.context import UNKNOWN_SIZE, Context
 from tierlog.api.http.exchange import Exchange, Receive, Send
 from tierlog.api.protocol.service import Scope
+from tierlog.api.serving.grants import Grant
 from tierlog.broker.partition import Partition
 
 T = TypeVar("T")

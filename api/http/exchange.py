@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from tierlog.api.http import strict_json
-from tierlog.api.http.access.scopes import NOBODY, Grant
 from tierlog.api.protocol.service import DIRECT_BODY, ClientDisconnected, DirectBody, Scope
+from tierlog.api.serving.grants import NOBODY, Grant
 from tierlog.record_format.errors import FieldProblem, InvalidRequest, UnknownPartition
 
 T = TypeVar("T")

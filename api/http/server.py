@@ -3,9 +3,6 @@
 * On SIGTERM or SIGINT no new connections are accepted, long polls respond with what they have, and
   requests in progress get four fifths of `shutdown_timeout_ms`; then `serve` returns and the caller
   closes the broker.
-* TLS has a listener of its own, which counts and limits handshakes. asyncio's reports a connection
-  only after its handshake: until then each holds a descriptor for up to the handshake timeout, and
-  nothing bounds their number.
 """
 
 from __future__ import annotations
@@ -17,12 +14,11 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import formatdate
 from functools import partial
 from types import FrameType
-from typing import Any, Final, cast
+from typing import Any, Protocol, cast
 
 import structlog
 import uvicorn
@@ -31,10 +27,10 @@ from tierlog.api.http import problems
 from tierlog.api.http.context import Context
 from tierlog.api.http.dispatch import TierlogApp
 from tierlog.api.http.responses import Response
-from tierlog.api.http.settings import HttpSettings
 from tierlog.api.protocol.connection import HttpConnection, connection_class
 from tierlog.api.protocol.messages import encode_head
 from tierlog.api.protocol.service import ConnectionLimits, Service
+from tierlog.api.serving.listening import TlsServer, set_tcp_timeouts
 from tierlog.host.threads import Threads
 from tierlog.record_format.errors import RequestError, Throttled, TierlogError
 
@@ -42,7 +38,6 @@ log = structlog.get_logger(__name__)
 _HEALTH_PATHS = ("/healthz", "/readyz")
 _BACKLOG = 2048
 _ABORT_GRACE_S = 1.0
-_ACCEPT_RETRY_S: Final = 1.0  # after a lack of descriptors; as asyncio's own server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,37 +46,27 @@ class Tls:
     key: str
 
 
+class Beside(Protocol):
+    """Another listener on the same event loop, which starts and stops with the server."""
+
+    async def start(self, tls: ssl.SSLContext | None) -> None: ...
+
+    async def stop(self, timeout_s: float) -> None:
+        """Accept nothing more, let requests in progress end, and close what is left then."""
+        ...
+
+
 def serve(
     app: TierlogApp,
     *,
     sock: socket.socket,
     tls: Tls | None = None,
+    beside: Beside | None = None,
     on_started: Callable[[], None] | None = None,
 ) -> None:
     """Serve on a bound socket until a signal. Call from the main thread."""
-    with configured_server(app, tls=tls, on_started=on_started) as server:
+    with configured_server(app, tls=tls, beside=beside, on_started=on_started) as server:
         server.run(sockets=[sock])
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, before anything else is started. No other process can bind
-    it from then on. Raises OSError.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        try:
-            sock.bind((host, port))
-        except OSError:
-            # Now a predecessor's closed connections do not count. Not at first: many kernels let
-            # another process bind an address that was free, even once the option is off again.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((host, port))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 class _Server(uvicorn.Server):
@@ -94,10 +79,13 @@ class _Server(uvicorn.Server):
         config: uvicorn.Config,
         service: Service,
         context: Context,
+        *,
+        beside: Beside | None,
         on_started: Callable[[], None] | None,
     ) -> None:
         super().__init__(config)
-        self._service, self._context, self._on_started = service, context, on_started
+        self._service, self._context = service, context
+        self._beside, self._on_started = beside, on_started
         self._signal: int | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -105,6 +93,8 @@ class _Server(uvicorn.Server):
         await super().startup([])
         for sock in sockets or ():
             self.servers.append(await self._listen(sock))  # type: ignore[arg-type]
+        if self._beside is not None:
+            await self._beside.start(self.config.ssl)
         if self._on_started is not None:
             self._on_started()
 
@@ -115,7 +105,7 @@ class _Server(uvicorn.Server):
 
     async def _listen(self, sock: socket.socket) -> asyncio.Server | TlsServer:
         config, settings = self.config, self._context.settings
-        _set_tcp_timeouts(sock, settings)
+        set_tcp_timeouts(sock, send_idle_timeout_ms=settings.send_idle_timeout_ms)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for this one's successor
         sock.listen(config.backlog)  # uvloop would not raise the error
 
@@ -153,7 +143,10 @@ class _Server(uvicorn.Server):
             loop.call_later(_ABORT_GRACE_S, self._abort_responses, True),
             loop.call_later(timeout_s * 0.9, self._abort_responses, False),
         )
-        await super().shutdown(sockets)
+        if self._beside is not None:
+            await asyncio.gather(self._beside.stop(timeout_s), super().shutdown(sockets))
+        else:
+            await super().shutdown(sockets)
         for timer in timers:
             timer.cancel()
         if self.force_exit:  # by a second Ctrl-C: then uvicorn does not end the application
@@ -175,23 +168,12 @@ class _Server(uvicorn.Server):
             connection.abort()
 
 
-def _set_tcp_timeouts(sock: socket.socket, settings: HttpSettings) -> None:
-    """Have the kernel end connections whose clients have stopped reading, or no longer exist.
-
-    Connections inherit the options from the listening socket. None of our code runs while a
-    response is unread, so a timer of ours would be neither simpler nor safer.
-    """
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)
-    if user_timeout is not None:
-        sock.setsockopt(socket.IPPROTO_TCP, user_timeout, settings.send_idle_timeout_ms)
-
-
 @contextlib.contextmanager
 def configured_server(
     app: TierlogApp,
     *,
     tls: Tls | None,
+    beside: Beside | None = None,
     on_started: Callable[[], None] | None,
     loop: str = "auto",
 ) -> Iterator[uvicorn.Server]:
@@ -216,7 +198,7 @@ def configured_server(
             ssl_certfile=tls.certificate if tls else None,
             ssl_keyfile=tls.key if tls else None,
         )
-        yield _Server(config, service, app.context, on_started)
+        yield _Server(config, service, app.context, beside=beside, on_started=on_started)
 
 
 def _service(app: TierlogApp, threads: Threads) -> Service:
@@ -272,64 +254,3 @@ def _last_response(context: Context, error: TierlogError) -> Response:
         (b"connection", b"close"),
     ]
     return Response(problem.status, headers, body)
-
-
-class TlsServer:
-    """The part of the `asyncio.Server` interface that uvicorn uses. Runs until it is closed.
-
-    A connection accepted while `is_full` is closed immediately, and one whose handshake takes
-    longer than `handshake_timeout_s` is aborted.
-    """
-
-    def __init__(
-        self,
-        sock: socket.socket,
-        new_protocol: Callable[[], asyncio.Protocol],
-        context: ssl.SSLContext,
-        *,
-        handshake_timeout_s: float,
-        is_full: Callable[[], bool],
-    ) -> None:
-        self._sock, self._new_protocol, self._context = sock, new_protocol, context
-        self._handshake_timeout_s, self._is_full = handshake_timeout_s, is_full
-        self._handshakes: set[asyncio.Task[None]] = set()
-        self._accepting = asyncio.get_running_loop().create_task(self._accept())
-
-    @property
-    def handshakes(self) -> int:
-        return len(self._handshakes)
-
-    def close(self) -> None:
-        for task in (self._accepting, *self._handshakes):
-            task.cancel()
-
-    async def wait_closed(self) -> None:
-        await asyncio.wait((self._accepting, *self._handshakes))
-        self._sock.close()
-
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, _ = await loop.sock_accept(self._sock)
-            except ConnectionAbortedError:
-                continue
-            except OSError as error:
-                loop.call_exception_handler({"message": "accept failed", "exception": error})
-                await asyncio.sleep(_ACCEPT_RETRY_S)
-                continue
-            if self._is_full():
-                accepted.close()
-                continue
-            task = loop.create_task(self._handshake(accepted))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
-
-    async def _handshake(self, accepted: socket.socket) -> None:
-        with suppress(OSError):  # includes ssl.SSLError and a handshake timeout
-            await asyncio.get_running_loop().connect_accepted_socket(
-                self._new_protocol,
-                accepted,
-                ssl=self._context,
-                ssl_handshake_timeout=self._handshake_timeout_s,
-            )

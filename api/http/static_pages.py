@@ -129,7 +129,9 @@ class PackagedFiles:
             raise NotFound("no file of this name is served here")
         if file not in self._read:
             path = str(self._folder.joinpath(file))
-            async with aiofiles.open(path, "rb", executor=request.app.context.readers) as opened:
+            async with aiofiles.open(
+                path, "rb", executor=request.app.context.workers.readers
+            ) as opened:
                 self._read[file] = tagged(await opened.read())
         return tagged_response(request, self._read[file], media_type.decode(), self.headers)
 

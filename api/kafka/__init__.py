@@ -1,12 +1,12 @@
-"""Kafka's wire protocol. So far its codec: a listener is built on `codec` and `apis` alone.
+"""The Kafka listener: Kafka's wire protocol over the same log, for every client that exists.
 
 | file | what it is |
 |---|---|
-| `apis` | the table of APIs: which versions are served, which header goes with them |
-| `codec` | frames to messages and back: the only door |
-| `messages` | the types of the messages, made at their first use; `messages.pyi` is for mypy |
-| `decoder`, `encoder` | write the source of one (message, version); `source` compiles it |
-| `definitions` | Kafka's own definitions, from `message_definitions/` |
+| `listener`, `connection` | the socket; frames in, answers out, in order |
+| `calls`, `handlers` | what a handler is given and gives back; the table of all of them |
+| `context`, `request_memory`, `settings` | what all handlers share, and their limits |
+| `error_codes` | Kafka's codes, and which of them an error of ours is |
+| `versions`, `metadata` | ApiVersions; Metadata |
 
-Nothing is parsed or compiled by an import: a broker without a Kafka client pays for none of it.
+A broker that does not listen for Kafka clients imports none of it but `settings`.
 """

@@ -18,7 +18,7 @@ import structlog
 from tierlog.api.protocol.connection_state import Response
 from tierlog.api.protocol.messages import BODILESS, CONTINUE, encode_head
 from tierlog.api.protocol.service import ClientDisconnected, ResponseCutShort, Scope
-from tierlog.api.protocol.slice_sender import SMALL_BYTES
+from tierlog.api.serving.slice_sender import SMALL_BYTES
 from tierlog.host.file_slice import FileSlice
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from tierlog.api.protocol.connection_state import Deadline
+from tierlog.api.serving.deadline import Deadline
 
 TURN_BYTES: Final = 1 << 20
 

@@ -28,10 +28,11 @@ from uvicorn.server import ServerState
 from tierlog.api.protocol import connection_state as state
 from tierlog.api.protocol.asgi_cycle import Cycle
 from tierlog.api.protocol.body_receiver import BodyReceiver
-from tierlog.api.protocol.connection_state import Deadline, Input, Response
+from tierlog.api.protocol.connection_state import Input, Response
 from tierlog.api.protocol.messages import Head, Headers, RequestParser, encode_head
 from tierlog.api.protocol.service import DIRECT_BODY, Scope, Service
-from tierlog.api.protocol.slice_sender import SliceSender
+from tierlog.api.serving.deadline import Deadline
+from tierlog.api.serving.slice_sender import SliceSender
 from tierlog.host.file_slice import FileSlice
 from tierlog.record_format.errors import InvalidRequest, RequestError
 

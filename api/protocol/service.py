@@ -22,7 +22,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
-from tierlog.api.protocol.slice_sender import SMALL_BYTES, SendScheduler
+from tierlog.api.serving.slice_sender import SMALL_BYTES, SendScheduler
 from tierlog.host.file_slice import FileSlice
 from tierlog.record_format.errors import RequestError
 

@@ -61,7 +61,7 @@ def test_the_wheel_has_types_and_the_licence_of_all_that_is_in_it(artefacts):
     for name in static - {one for one in static if one.startswith(licences)}:
         assert f"{licences}/{name.removeprefix('tierlog/')}" in names
     assert f"{licences}/LICENSE" in names
-    definitions = "api/kafka/message_definitions"
+    definitions = "record_format/kafka_messages/message_definitions"
     assert {f"{licences}/{definitions}/{name}" for name in ("LICENSE", "NOTICE")} <= names
     assert f"tierlog/{definitions}/FetchRequest.json" in names
 

@@ -11,7 +11,7 @@ import warnings
 from kio.schema.index import schema_name_map
 from kio.serial import entity_reader, entity_writer
 
-from tierlog.api.kafka.definitions import snake_case
+from tierlog.record_format.kafka_messages.definitions import snake_case
 
 
 class Kio:

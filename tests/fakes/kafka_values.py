@@ -8,8 +8,8 @@ import msgspec
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 
-from tierlog.api.kafka.definitions import definition
-from tierlog.api.kafka.messages import struct_types
+from tierlog.record_format.kafka_messages.definitions import definition
+from tierlog.record_format.kafka_messages.messages import struct_types
 
 BITS = {"int8": 7, "int16": 15, "int32": 31, "int64": 63}
 UNSIGNED_BITS = {"uint16": 16, "uint32": 32}

@@ -6,10 +6,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tierlog.api.app import create_app
+from tierlog.api.app import create_app, kafka_listener
 from tierlog.api.http.dispatch import TierlogApp
-from tierlog.api.http.server import Tls, bind, configured_server
+from tierlog.api.http.server import Beside, Tls, configured_server
 from tierlog.api.http.settings import HttpSettings
+from tierlog.api.kafka.settings import KafkaSettings
+from tierlog.api.serving.listening import bind
 from tierlog.broker.broker import Broker
 from tierlog.broker.settings import BrokerSettings
 from tierlog.object_store.store import ObjectStore
@@ -21,9 +23,12 @@ class RunningServer(NamedTuple):
 
 
 class Served(NamedTuple):
+    """`kafka_port`: of the Kafka listener; 0 without one."""
+
     broker: Broker
     server: RunningServer
     app: TierlogApp
+    kafka_port: int = 0
 
 
 @contextmanager
@@ -34,6 +39,7 @@ def served_broker(
     http: HttpSettings | None = None,
     loop: str = "auto",
     tls: Tls | None = None,
+    kafka: KafkaSettings | None = None,
     **settings: Any,
 ) -> Iterator[Served]:
     """`settings`: the broker's; by default without a disk reserve."""
@@ -41,19 +47,25 @@ def served_broker(
     broker = Broker.open(given, store=store)
     try:
         app = create_app(broker, http or HttpSettings())
-        with _running(app, loop=loop, tls=tls) as server:
-            yield Served(broker, server, app)
+        sock = bind("127.0.0.1", 0) if kafka is not None else None
+        beside = kafka_listener(app, kafka, sock) if kafka is not None and sock else None
+        with _running(app, loop=loop, tls=tls, beside=beside) as server:
+            yield Served(broker, server, app, sock.getsockname()[1] if sock else 0)
     finally:
         broker.close()
 
 
 @contextmanager
-def _running(app: TierlogApp, *, loop: str, tls: Tls | None) -> Iterator[RunningServer]:
+def _running(
+    app: TierlogApp, *, loop: str, tls: Tls | None, beside: Beside | None
+) -> Iterator[RunningServer]:
     """In a thread, on a loopback port."""
     sock = bind("127.0.0.1", 0)
     port = sock.getsockname()[1]
     started = threading.Event()
-    with configured_server(app, tls=tls, on_started=started.set, loop=loop) as server:
+    with configured_server(
+        app, tls=tls, beside=beside, on_started=started.set, loop=loop
+    ) as server:
         thread = threading.Thread(
             target=server.run, args=([sock],), name="http-server", daemon=True
         )

@@ -27,9 +27,10 @@ from types import FrameType
 
 import structlog
 
-from tierlog.api.app import create_app
+from tierlog.api.app import create_app, kafka_listener
 from tierlog.api.http.exchange import Exchange
-from tierlog.api.http.server import Tls, bind, serve
+from tierlog.api.http.server import Tls, serve
+from tierlog.api.serving.listening import bind
 from tierlog.broker.broker import Broker
 from tierlog.broker.store_status import check_access
 from tierlog.host.loopback import is_loopback
@@ -62,7 +63,7 @@ def run_broker(
         tls = _tls(settings)
         if tls is None and not is_loopback(settings.host):
             log.warning("no TLS: tokens and records cross the network unencrypted")
-        with _bound(settings) as sock:
+        with _bound(settings) as sock, _bound_for_kafka(settings) as kafka_sock:
             url = _url(sock, tls)
 
             def on_started() -> None:
@@ -76,7 +77,10 @@ def run_broker(
                 app = create_app(broker, settings.http)
                 if verbose:
                     app.on_finished = _log_request
-                serve(app, sock=sock, tls=tls, on_started=on_started)
+                kafka = None
+                if kafka_sock is not None:
+                    kafka = kafka_listener(app, settings.kafka, kafka_sock)
+                serve(app, sock=sock, tls=tls, beside=kafka, on_started=on_started)
             finally:
                 broker.close()
             log.info("stopped")
@@ -144,10 +148,22 @@ def load_kernels() -> None:
 
 
 def _bound(settings: Settings) -> socket.socket:
+    return _bind(settings.host, settings.port)
+
+
+def _bound_for_kafka(
+    settings: Settings,
+) -> contextlib.AbstractContextManager[socket.socket | None]:
+    if settings.kafka_listen is None:
+        return contextlib.nullcontext()
+    return _bind(*settings.kafka_listen)
+
+
+def _bind(host: str, port: int) -> socket.socket:
     try:
-        return bind(settings.host, settings.port)
+        return bind(host, port)
     except OSError as error:
-        where = f"{settings.host}:{settings.port}"
+        where = f"{host}:{port}"
         reason = f"cannot listen on {where}: {error.strerror}"
         if error.errno == errno.EADDRINUSE:
             reason += ", perhaps by another broker: stop it, or choose another port"

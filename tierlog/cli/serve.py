@@ -25,6 +25,7 @@ _PANELS = {
     Part.BROKER: "Broker",
     Part.PRICE: "Bucket",
     Part.HTTP: "HTTP",
+    Part.KAFKA: "Kafka",
 }
 
 

@@ -15,7 +15,7 @@ from tierlog.cli.output import Output, format_time, note, print_json, write
 from tierlog.host.clock import wall_clock_ms
 
 if TYPE_CHECKING:
-    from tierlog.api.http.access.tokens import TokenEntry
+    from tierlog.api.serving.tokens import TokenEntry
 
 app = typer.Typer(
     help="Create, list and revoke tokens. With a tokens file, every call requires a token.",
@@ -54,8 +54,8 @@ def create(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Create a token and print it, once: only its hash is stored."""
-    from tierlog.api.http.access.scopes import Scope
-    from tierlog.api.http.access.tokens import create_token
+    from tierlog.api.serving.grants import Scope
+    from tierlog.api.serving.tokens import create_token
 
     unknown = [one for one in scope if one not in list(Scope)]
     if unknown:
@@ -80,7 +80,7 @@ def list_tokens(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """List the tokens' names, scopes and topics, not the tokens themselves."""
-    from tierlog.api.http.access.tokens import read_entries
+    from tierlog.api.serving.tokens import read_entries
 
     path = _path(data_dir, tokens_file)
     _check_folder(data_dir)
@@ -101,7 +101,7 @@ def revoke(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Revoke a token. The broker refuses it from the next request on."""
-    from tierlog.api.http.access.tokens import revoke_token
+    from tierlog.api.serving.tokens import revoke_token
 
     path = _path(data_dir, tokens_file)
     _check_folder(data_dir)

@@ -21,12 +21,13 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
-from tierlog.api.http.access.scopes import EVERYTHING, NEEDS, NOBODY, OPEN_PATHS, UNLISTED, Grant
-from tierlog.api.http.access.tokens import TokensFile
+from tierlog.api.http.access.scopes import NEEDS, OPEN_PATHS, UNLISTED
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.problems import ForeignHost, ForeignOrigin, Unauthorized
 from tierlog.api.http.settings import HttpSettings
 from tierlog.api.http.strict_json import refuse_field
+from tierlog.api.serving.grants import EVERYTHING, NOBODY, Grant
+from tierlog.api.serving.tokens import TokensFile
 from tierlog.host.loopback import is_loopback
 from tierlog.record_format.errors import Forbidden, Throttled
 

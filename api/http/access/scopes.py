@@ -1,53 +1,18 @@
-"""What a caller may do, and which scopes each call needs, in one table: any one of those listed is
-enough.
+"""Which scopes each call needs, in one table: any one of those listed is enough.
 
-* `admin` includes the other scopes. A token with a prefix sees no other topic, in any call.
 * A call that is not in the table needs `admin`: a forgotten row denies access, never grants it.
 * `whole`: the call is about all topics at once, so a token with a topic prefix may not make it.
   Other calls are checked by the topic in their path, or topic by topic in their handlers.
 * HEAD is treated as GET.
-* Whoever may produce to a topic may describe it, as with Kafka, where Write implies Describe: a
-  producer has to know the partitions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
-from tierlog.record_format.errors import Forbidden
+from tierlog.api.serving.grants import Scope
 
-
-class Scope(StrEnum):
-    READ = "read"
-    PRODUCE = "produce"
-    ADMIN = "admin"
-
-
-class Grant(NamedTuple):
-    """`name`: of the token; `topics`: the prefix that every topic's name must have."""
-
-    name: str
-    scopes: frozenset[Scope]
-    topics: str = ""
-
-    def check_scopes(self, scopes: tuple[Scope, ...]) -> None:
-        """Raises Forbidden unless the token has one of `scopes`."""
-        if self.scopes.isdisjoint(scopes) and Scope.ADMIN not in self.scopes:
-            named = " or ".join(scopes)
-            raise Forbidden(f"this call needs a token with the scope {named}")
-
-    def sees_topic(self, topic: str) -> bool:
-        return topic.startswith(self.topics)
-
-    def check_topic(self, topic: str) -> None:
-        """Raises Forbidden, whether or not the topic exists."""
-        if not self.sees_topic(topic):
-            raise Forbidden(f"this token is limited to topics that begin with {self.topics!r}")
-
-
-EVERYTHING: Final = Grant("", frozenset(Scope))  # where no tokens are required
 READ, PRODUCE, ADMIN = Scope.READ, Scope.PRODUCE, Scope.ADMIN
 
 
@@ -92,7 +57,6 @@ DOCS_NAMES: Final[Mapping[str, bytes]] = {
     "NOTICE": TEXT,
     "swagger-ui-bundle.js.LICENSE.txt": TEXT,
 }
-NOBODY: Final = Grant("", frozenset())
 # The pages of the console and of the documentation, and their scripts, contain no data, and have to
 # be served without a token so that they can ask for one.
 _CONSOLE_PAGE: Final = ("/", *(f"/console/static/{name}" for name in CONSOLE_NAMES))

@@ -13,11 +13,11 @@ from fastapi import Depends, Response
 from msgspec import Meta
 
 from tierlog.api.http import strict_json
-from tierlog.api.http.access.scopes import Grant
 from tierlog.api.http.context import Context
 from tierlog.api.http.control_routes import JsonResponse, TheContext, TheGrant, body_as
 from tierlog.api.http.schemas import GroupList, GroupState, GroupSummary
 from tierlog.api.http.settings import MAX_OFFSET, MAX_PARTITION
+from tierlog.api.serving.grants import Grant
 from tierlog.broker.groups import NewOffset, OffsetState, check_group_name
 from tierlog.record_format.errors import UnknownGroup
 

@@ -10,7 +10,6 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from tierlog.api.http import header_values
-from tierlog.api.http.access.scopes import NOBODY
 from tierlog.api.http.context import Context
 from tierlog.api.http.control_routes import (
     JsonResponse,
@@ -24,6 +23,7 @@ from tierlog.api.http.fetch.reading import WaitMs
 from tierlog.api.http.metrics.registry import CONTENT_TYPE
 from tierlog.api.http.problems import short_path
 from tierlog.api.http.schemas import Alive, Ready
+from tierlog.api.serving.grants import NOBODY
 from tierlog.record_format.findings import Problem
 from tierlog.repair.verify import verify_topic
 

@@ -19,7 +19,6 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from tierlog.api.http.access.scopes import Grant
 from tierlog.api.http.context import Context
 from tierlog.api.http.control_routes import json_body
 from tierlog.api.http.exchange import Exchange
@@ -45,6 +44,7 @@ from tierlog.api.http.fetch.record_json import Encoding, PageText, Part
 from tierlog.api.http.fetch.single import FetchQuery, json_object, read_again
 from tierlog.api.http.responses import JSON, NO_STORE, AnyResponse
 from tierlog.api.http.settings import MIB
+from tierlog.api.serving.grants import Grant
 from tierlog.broker.partition import Partition
 from tierlog.broker.tiered_reads import Fetched
 from tierlog.host.waiting import Wait, WouldBlock

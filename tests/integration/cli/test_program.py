@@ -17,7 +17,7 @@ import pytest
 from tests.fakes.command_line import ENVIRONMENT, ROOT, Program, RunningBroker
 from tests.fakes.forked import Forked
 from tests.fakes.waiting import until
-from tierlog.api.http.server import bind
+from tierlog.api.serving.listening import bind
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka"
 SERVE = ("serve", "--data-dir", "d", "--listen", "127.0.0.1:0")

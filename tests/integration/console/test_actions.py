@@ -8,8 +8,8 @@ import pytest
 
 from tests.integration.console.chromium import Chromium
 from tests.integration.console.conftest import Console, enter_token, open_console
-from tierlog.api.http.access.scopes import Scope
-from tierlog.api.http.access.tokens import create_token
+from tierlog.api.serving.grants import Scope
+from tierlog.api.serving.tokens import create_token
 
 WORKING = "document.querySelector('[data-act] button:disabled')"
 

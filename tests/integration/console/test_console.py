@@ -17,8 +17,8 @@ from tests.fakes.waiting import until
 from tests.integration.console.chromium import Chromium
 from tests.integration.console.conftest import PHONE, Console, enter_token, open_console
 from tierlog.api.console import topic_pages
-from tierlog.api.http.access.scopes import Scope
-from tierlog.api.http.access.tokens import create_token
+from tierlog.api.serving.grants import Scope
+from tierlog.api.serving.tokens import create_token
 from tierlog.object_store.ledger import FREE, PriceTable
 from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import StoreUnavailable

@@ -15,9 +15,9 @@ from tests.fakes.waiting import until
 from tests.integration.console.chromium import Chromium
 from tests.integration.console.conftest import Console, open_console
 from tierlog.api.console.search_pages import TURN_S
-from tierlog.api.http.access.scopes import Scope
-from tierlog.api.http.access.tokens import create_token
 from tierlog.api.http.settings import HttpSettings
+from tierlog.api.serving.grants import Scope
+from tierlog.api.serving.tokens import create_token
 
 HEADING = "document.querySelector('#view h1')"
 ENDED = "document.querySelector('[data-search]')?.dataset.ended"

@@ -346,4 +346,4 @@ def test_a_large_control_body_is_decoded_beside_the_event_loop(
         body = b'{"partitions": [{"topic": "none", "partition": 0}]' + space + b"}"
         response = api.post("/v1/fetch", content=body, headers={"content-type": "application/json"})
         assert response.status_code == 200, response.text
-    assert threads == ["http-server", "http-parse"]
+    assert threads == ["http-server", "api-parse"]

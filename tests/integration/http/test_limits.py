@@ -148,7 +148,7 @@ def test_health_and_hot_reads_respond_while_all_read_threads_wait(tmp_path: Path
         one.broker.create_topic("t")
         assert client.post(records_path("t"), json={"records": [{"value": "x"}]}).is_success
         for _ in range(100):
-            one.app.context.readers.submit(released.wait)
+            one.app.context.workers.readers.submit(released.wait)
         try:
             for path in ("/healthz", "/readyz", records_path("t")):
                 assert client.get(path).status_code == 200

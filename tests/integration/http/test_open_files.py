@@ -142,7 +142,7 @@ def test_a_read_that_ends_after_its_request_was_cancelled_is_closed(
         return partition.read(0, max_bytes=1 << 20, wait=Wait.WAIT)
 
     async def cancel() -> None:
-        reading = asyncio.create_task(context.run_in(context.readers, read_late))
+        reading = asyncio.create_task(context.run_in(context.workers.readers, read_late))
         await asyncio.to_thread(begun.wait, 30)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):

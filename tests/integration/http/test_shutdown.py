@@ -11,8 +11,9 @@ from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.waiting import until, until_waiting
 from tests.integration.http.conftest import records_path
 from tierlog.api.app import create_app
-from tierlog.api.http.server import bind, serve
+from tierlog.api.http.server import serve
 from tierlog.api.http.settings import HttpSettings
+from tierlog.api.serving.listening import bind
 from tierlog.broker.broker import Broker
 from tierlog.broker.settings import BrokerSettings
 

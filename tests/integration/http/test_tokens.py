@@ -13,10 +13,11 @@ from tests.fakes.served_broker import served_broker
 from tests.fakes.waiting import until_waiting
 from tests.integration.http.conftest import problem, records_path
 from tierlog.api.http.access import check
-from tierlog.api.http.access.scopes import NEEDS, OPEN_PATHS, Scope
-from tierlog.api.http.access.tokens import create_token, read_entries, revoke_token
+from tierlog.api.http.access.scopes import NEEDS, OPEN_PATHS
 from tierlog.api.http.routes import CALLS
 from tierlog.api.http.settings import HttpSettings
+from tierlog.api.serving.grants import Scope
+from tierlog.api.serving.tokens import create_token, read_entries, revoke_token
 from tierlog.broker.broker import Broker
 from tierlog.client.client import Client
 from tierlog.client.problems import Unauthorized

@@ -9,9 +9,9 @@ from tests.fakes.bucket import FIXTURES
 from tests.fakes.kafka_folder import KafkaFolder
 from tests.fakes.two_tiers import START_MS, two_tiers
 from tests.unit.record_format import golden
-from tierlog.api.http.access.scopes import Scope
-from tierlog.api.http.access.tokens import create_token
 from tierlog.api.http.settings import HttpSettings
+from tierlog.api.serving.grants import Scope
+from tierlog.api.serving.tokens import create_token
 from tierlog.broker.damaged_partition import DamagedPartition
 from tierlog.client.client import Client
 from tierlog.cold_tier import segment_lookup

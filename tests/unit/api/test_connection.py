@@ -21,8 +21,9 @@ from tests.fakes.protocol_server import ProtocolServer, serving_protocol
 from tests.fakes.waiting import until
 from tierlog.api.protocol.asgi_cycle import SEND_FILE, Cycle
 from tierlog.api.protocol.connection import HttpConnection
-from tierlog.api.protocol.connection_state import Deadline, Input
+from tierlog.api.protocol.connection_state import Input
 from tierlog.api.protocol.service import ConnectionLimits, Service
+from tierlog.api.serving.deadline import Deadline
 from tierlog.host import page_cache
 
 SIZE = 9_000_001

@@ -17,8 +17,8 @@ import pytest
 from tests.fakes.protocol_server import serving_protocol
 from tests.fakes.waiting import until
 from tierlog.api.protocol.asgi_cycle import SEND_FILE
-from tierlog.api.protocol.connection_state import Deadline
 from tierlog.api.protocol.service import ConnectionLimits, ImmediateResponse, Service
+from tierlog.api.serving.deadline import Deadline
 from tierlog.host import page_cache
 from tierlog.host.file_slice import FileSlice, OpenFile
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 
-from tierlog.api.protocol.slice_sender import TURN_BYTES, SendScheduler
+from tierlog.api.serving.slice_sender import TURN_BYTES, SendScheduler
 
 WINDOW = TURN_BYTES // 2
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from tierlog.api.protocol.slice_sender import SendScheduler, SliceSender
+from tierlog.api.serving.slice_sender import SendScheduler, SliceSender
 from tierlog.host import page_cache
 from tierlog.host.file_slice import FileSlice, OpenFile
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tierlog.api.http.access import tokens
-from tierlog.api.http.access.scopes import Grant, Scope
-from tierlog.api.http.access.tokens import TokensFile, create_token, read_entries, revoke_token
+from tierlog.api.serving import tokens
+from tierlog.api.serving.grants import Grant, Scope
+from tierlog.api.serving.tokens import TokensFile, create_token, read_entries, revoke_token
 from tierlog.record_format.errors import ConfigurationError
 
 

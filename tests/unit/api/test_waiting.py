@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tierlog.api.http.fetch.long_poll import AwaitedOffset, LongPoll, WaitingRequests
+from tierlog.api.http.fetch.long_poll import AwaitedOffset, LongPoll
 from tierlog.api.http.fetch.shared_pages import KEY_BYTES, PAGE_MAX_BYTES, RenderedPage, SharedPages
 from tierlog.api.http.metrics.registry import HttpMetrics
+from tierlog.api.serving.waiting_requests import WaitingRequests
 
 AT_END = SimpleNamespace(at_end=True, size_bytes=100)
 NOTHING = SimpleNamespace(at_end=True, size_bytes=0)

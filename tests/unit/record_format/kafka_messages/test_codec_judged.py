@@ -5,9 +5,9 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.fakes.kafka_judges import KAFKA_PYTHON, KafkaPython, Kio, has_kio
 from tests.fakes.kafka_values import leaves, leaves_of_version, messages
-from tierlog.api.kafka.codec import decode, encode
-from tierlog.api.kafka.definitions import definition, names
-from tierlog.api.kafka.messages import struct_types
+from tierlog.record_format.kafka_messages.codec import decode, encode
+from tierlog.record_format.kafka_messages.definitions import definition, names
+from tierlog.record_format.kafka_messages.messages import struct_types
 
 # kafka-python reads it in version 0 whatever the version, if its error says so.
 UNFIT = {"ApiVersionsResponse"}

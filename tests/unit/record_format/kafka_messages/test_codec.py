@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tierlog.api.kafka import apis, messages
-from tierlog.api.kafka.codec import (
+from tierlog.host.file_slice import FileSlice, OpenFile
+from tierlog.record_format import consumer_offsets
+from tierlog.record_format.kafka_messages import apis, messages
+from tierlog.record_format.kafka_messages.codec import (
     MessageError,
     UnsupportedVersion,
     decode,
@@ -22,9 +24,9 @@ from tierlog.api.kafka.codec import (
     response_frame,
     size_of_parts,
 )
-from tierlog.api.kafka.decoder import least_size
-from tierlog.api.kafka.definitions import FOLDER, definition, names
-from tierlog.api.kafka.messages import (
+from tierlog.record_format.kafka_messages.decoder import least_size
+from tierlog.record_format.kafka_messages.definitions import FOLDER, definition, names
+from tierlog.record_format.kafka_messages.messages import (
     ApiVersionsResponse,
     ConsumerGroupMemberMetadataKey,
     ConsumerGroupMemberMetadataValue,
@@ -35,8 +37,6 @@ from tierlog.api.kafka.messages import (
     ProduceRequest,
     ProduceResponse,
 )
-from tierlog.host.file_slice import FileSlice, OpenFile
-from tierlog.record_format import consumer_offsets
 
 
 def request(key, version, *, client_id=b"\0\x02me", body=b""):
@@ -263,7 +263,7 @@ def test_no_array_has_elements_of_no_size():
 
 def test_what_mypy_sees_is_what_there_is():
     stub = Path(messages.__file__).with_suffix(".pyi").read_text()
-    assert stub == messages.stub(), "run python -m tierlog.api.kafka.messages"
+    assert stub == messages.stub(), "run python -m tierlog.record_format.kafka_messages.messages"
 
 
 def test_a_message_that_does_not_exist_is_an_attribute_error():
@@ -280,7 +280,7 @@ def test_the_definitions_carry_their_licence():
 
 def test_nothing_is_parsed_by_an_import():
     program = (
-        "from tierlog.api.kafka import codec, definitions as d\n"
+        "from tierlog.record_format.kafka_messages import codec, definitions as d\n"
         "print(d.definition.cache_info().currsize)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)

@@ -30,7 +30,7 @@ import aiofiles.os
 import msgspec
 import structlog
 
-from tierlog.api.http.access.scopes import Grant, Scope
+from tierlog.api.serving.grants import Grant, Scope
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.host.medium import sync_all
 from tierlog.record_format.errors import ConfigurationError

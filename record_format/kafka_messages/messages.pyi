@@ -1,11 +1,11 @@
-"""Written by `python -m tierlog.api.kafka.messages`."""
+"""Written by `python -m tierlog.record_format.kafka_messages.messages`."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
 
-from tierlog.api.kafka.encoder import HasSize
+from tierlog.record_format.kafka_messages.encoder import HasSize
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Records: TypeAlias = Bytes | Sequence[HasSize]

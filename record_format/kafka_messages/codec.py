@@ -23,12 +23,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from tierlog.api.kafka.apis import Api, api_of
-from tierlog.api.kafka.decoder import compile_decoder
-from tierlog.api.kafka.definitions import definition
-from tierlog.api.kafka.encoder import HasSize, compile_encoder
-from tierlog.api.kafka.messages import RequestHeader
-from tierlog.api.kafka.source import Compiled, MessageError, Refused
+from tierlog.record_format.kafka_messages.apis import Api, api_of
+from tierlog.record_format.kafka_messages.decoder import compile_decoder
+from tierlog.record_format.kafka_messages.definitions import definition
+from tierlog.record_format.kafka_messages.encoder import HasSize, compile_encoder
+from tierlog.record_format.kafka_messages.messages import RequestHeader
+from tierlog.record_format.kafka_messages.source import Compiled, MessageError, Refused
 
 Message = TypeVar("Message", bound=msgspec.Struct)
 Buffer = bytes | bytearray | memoryview

@@ -1,4 +1,4 @@
-"""The types of Kafka's messages: `from tierlog.api.kafka.messages import FetchResponse`.
+"""The types of Kafka's messages: `from …kafka_messages.messages import FetchResponse`.
 
 * One type for all versions of a message, as in Kafka: what a version lacks has its default after
   reading, and may not be anything else when written, unless Kafka says that it may be ignored.
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tierlog.api.kafka.definitions import Field, Struct, definition, names
+from tierlog.record_format.kafka_messages.definitions import Field, Struct, definition, names
 
 _PYTHON: Final = {
     "bool": "bool",
@@ -30,14 +30,14 @@ _PYTHON: Final = {
     "uuid": "bytes",
 }
 _STUB_HEAD: Final = '''\
-"""Written by `python -m tierlog.api.kafka.messages`."""
+"""Written by `python -m tierlog.record_format.kafka_messages.messages`."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
 
-from tierlog.api.kafka.encoder import HasSize
+from tierlog.record_format.kafka_messages.encoder import HasSize
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Records: TypeAlias = Bytes | Sequence[HasSize]

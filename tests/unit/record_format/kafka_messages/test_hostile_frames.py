@@ -10,11 +10,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.kafka_values import messages
-from tierlog.api.kafka.apis import APIS
-from tierlog.api.kafka.codec import MessageError, decode, encode, read_request_head
-from tierlog.api.kafka.definitions import definition, names
-from tierlog.api.kafka.encoder import uvarint
-from tierlog.api.kafka.messages import (
+from tierlog.record_format.kafka_messages.apis import APIS
+from tierlog.record_format.kafka_messages.codec import (
+    MessageError,
+    decode,
+    encode,
+    read_request_head,
+)
+from tierlog.record_format.kafka_messages.definitions import definition, names
+from tierlog.record_format.kafka_messages.encoder import uvarint
+from tierlog.record_format.kafka_messages.messages import (
     AlterClientQuotasRequest,
     ApiVersionsRequest,
     CreatePartitionsRequest,

@@ -13,9 +13,9 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from tierlog.api.kafka.definitions import Definition, Field, Struct, definition
-from tierlog.api.kafka.messages import struct_types
-from tierlog.api.kafka.source import FORMATS, INT_MAX, Compiled, Refused, Source
+from tierlog.record_format.kafka_messages.definitions import Definition, Field, Struct, definition
+from tierlog.record_format.kafka_messages.messages import struct_types
+from tierlog.record_format.kafka_messages.source import FORMATS, INT_MAX, Compiled, Refused, Source
 
 SHORT: Final = "the frame ends inside it"
 NULL: Final = "it is null, which this version does not admit"

@@ -14,9 +14,9 @@ import struct
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from tierlog.api.kafka.definitions import Definition, Field, Struct, definition
-from tierlog.api.kafka.messages import struct_types
-from tierlog.api.kafka.source import FORMATS, Compiled, Source
+from tierlog.record_format.kafka_messages.definitions import Definition, Field, Struct, definition
+from tierlog.record_format.kafka_messages.messages import struct_types
+from tierlog.record_format.kafka_messages.source import FORMATS, Compiled, Source
 
 NULL: Final = "it is null, which this version does not admit"
 

@@ -1,0 +1,402 @@
+"""One connection of a Kafka client: frames in, answers out, in order.
+
+* A frame is received straight into the buffer that its records stay in until they are in the log;
+  what is small comes through one buffer that all connections share, since the event loop reads one
+  at a time. A connection at rest holds no buffer.
+* One request at a time, as Kafka's broker: while one is being answered, its connection is not read.
+  Only a Produce may follow a Produce whose append is queued, so that one flush serves several.
+* Bytes that are no request end the connection, with a line in the log: what follows them cannot be
+  found. So does whatever a handler raises.
+* What a client does not read stays in its file, or in the transport's buffer up to its limit; until
+  it reads on, none of its requests begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
+import structlog
+
+from tierlog.api.kafka.calls import Answer, Call, Row, Session
+from tierlog.api.kafka.versions import unsupported_version
+from tierlog.api.serving.deadline import Deadline
+from tierlog.api.serving.grants import EVERYTHING
+from tierlog.api.serving.slice_sender import SMALL_BYTES, SliceSender
+from tierlog.host.file_slice import FileSlice
+from tierlog.host.page_cache import pread_nowait
+from tierlog.host.waiting import WouldBlock
+from tierlog.record_format.kafka_messages import codec
+from tierlog.record_format.kafka_messages.codec import Part, RequestHead, UnsupportedVersion
+from tierlog.record_format.kafka_messages.source import MessageError
+
+if TYPE_CHECKING:
+    from tierlog.api.kafka.listener import KafkaListener
+
+log = structlog.get_logger(__name__)
+
+SCRATCH_BYTES: Final = 64 << 10
+_PIPELINE_MAX: Final = 5  # max.in.flight.requests.per.connection of an idempotent producer
+_FRAME_MIN_BYTES: Final = 8
+
+
+class _Begun:
+    """A request that was begun and is not answered yet."""
+
+    __slots__ = ("answer", "awaited", "head", "is_done", "row", "size_bytes")
+
+    def __init__(self, head: RequestHead, row: Row | None, size_bytes: int) -> None:
+        self.head, self.row, self.size_bytes = head, row, size_bytes
+        self.awaited: asyncio.Future[Answer] | None = None
+        self.answer: Answer = None
+        self.is_done = False
+
+
+class KafkaConnection(asyncio.BufferedProtocol):
+    def __init__(self, listener: KafkaListener) -> None:
+        self._listener = listener
+        self._context = listener.context
+        self._loop = asyncio.get_running_loop()
+        self._deadline = Deadline(self._loop, self._expired)
+        self._size_part = b""  # of a frame's size
+        self._frame: bytearray | None = None  # is arriving
+        self._filled = 0
+        self._refused: tuple[int, bytes] | None = None  # a frame that waits for memory
+        self._frames: deque[bytearray] = deque()  # whole, and not begun
+        self._begun: deque[_Begun] = deque()
+        self._unsent: deque[list[Part]] = deque()
+        self._sending: asyncio.Task[None] | None = None
+        self._is_paused = self._is_full = self._is_ending = False
+
+    # --- the connection -------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.sender = SliceSender(
+            self.transport,
+            scheduler=self._listener.scheduler,
+            threads=self._context.workers.readers,
+            is_alone=self._listener.is_alone,
+        )
+        peer = transport.get_extra_info("peername")
+        self.session = Session(
+            address=str(peer[0]) if isinstance(peer, tuple) else "",
+            is_tls=transport.get_extra_info("sslcontext") is not None,
+            grant=EVERYTHING,
+            is_authenticated=True,
+        )
+        if not self._listener.add_connection(self):
+            self.transport.abort()
+            return
+        self._watch()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._listener.remove_connection(self)
+        self._deadline.stop()
+        memory = self._context.memory
+        memory.give_up(self)
+        memory.release(sum(map(len, self._frames)) + (len(self._frame) if self._frame else 0))
+        self._frames.clear()
+        self._frame = self._refused = None
+        for begun in self._begun:
+            if begun.awaited is not None:
+                begun.awaited.cancel()
+        self.sender.close()
+        self._drop_unsent()
+        for call in self.session.on_close:
+            call()
+        self.session.on_close.clear()
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+        self.sender.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        self.sender.resume_writing()
+        self._proceed()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def end(self) -> None:
+        """The server stops: answer what was begun, then close."""
+        self._is_ending = True
+        self._close_if_done()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def _watch(self) -> None:
+        """Limit how long the client may leave a frame half sent, and how long it may be idle."""
+        settings = self._context.settings
+        if self._begun or self._unsent or self._refused:
+            self._deadline.clear()
+        elif self._frame is not None or self._size_part:
+            self._deadline.set(settings.request_idle_timeout_ms / 1000)
+        else:
+            self._deadline.set(settings.connections_max_idle_ms / 1000)
+
+    def _expired(self) -> None:
+        self.transport.abort()
+
+    def _refuse(self, error: str) -> None:
+        log.warning("not a Kafka request", client=self.session.address, error=error)
+        self.transport.abort()
+
+    # --- input ----------------------------------------------------------------------------------
+
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        if self._frame is not None:
+            return memoryview(self._frame)[self._filled :]
+        return self._listener.scratch
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.transport.is_closing():  # TLS may bring more after a close
+            return
+        if self._frame is None:
+            self._split(self._listener.scratch[:nbytes])
+        else:
+            self._filled += nbytes
+            if self._filled == len(self._frame):
+                self._frames.append(self._frame)
+                self._frame = None
+        self._proceed()
+
+    def _split(self, data: memoryview) -> None:
+        """Take the frames in `data`, whole ones and the beginning of the last."""
+        if self._size_part:
+            data = memoryview(self._size_part + bytes(data))
+            self._size_part = b""
+        while data:
+            if len(data) < codec.SIZE_BYTES:
+                self._size_part = bytes(data)
+                return
+            size = int.from_bytes(data[: codec.SIZE_BYTES], "big", signed=True)
+            limit = self._listener.frame_max_bytes(self.session)
+            if not _FRAME_MIN_BYTES <= size <= limit:
+                self._refuse(f"a frame of {size} bytes; {_FRAME_MIN_BYTES} to {limit} are accepted")
+                return
+            part = data[codec.SIZE_BYTES : codec.SIZE_BYTES + size]
+            data = data[codec.SIZE_BYTES + len(part) :]
+            if len(part) == size:
+                self._context.memory.force(size)
+                self._frames.append(bytearray(part))
+            else:
+                self._begin_frame(size, bytes(part))
+
+    def _begin_frame(self, size: int, part: bytes) -> None:
+        self._refused = (size, part)
+        if self._context.memory.acquire(size, who=self, when_free=self._admit):
+            self._admit()
+
+    def _admit(self) -> None:
+        """There is memory for the frame: receive the rest of it."""
+        assert self._refused is not None, "it waited"
+        (size, part), self._refused = self._refused, None
+        self._frame, self._filled = bytearray(size), len(part)
+        self._frame[: len(part)] = part
+        self._regulate()
+        self._watch()
+
+    def _regulate(self) -> None:
+        """Read on, unless enough is waiting."""
+        if self.transport.is_closing():
+            return
+        pause = bool(self._frames or self._refused or self._is_full or not self._may_read())
+        if pause is not self._is_paused:
+            self._is_paused = pause
+            (self.transport.pause_reading if pause else self.transport.resume_reading)()
+
+    def _may_read(self) -> bool:
+        """Whether the next request could begin, were it here."""
+        return not self._begun or (self._is_pipelined() and len(self._begun) < _PIPELINE_MAX)
+
+    def _is_pipelined(self) -> bool:
+        return all(begun.row is not None and begun.row.is_pipelined for begun in self._begun)
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def _proceed(self) -> None:
+        while self._frames and not self.transport.is_closing() and self._may_begin():
+            self._begin(self._frames.popleft())
+        self._regulate()
+        self._watch()
+
+    def _may_begin(self) -> bool:
+        if self._is_full or self._unsent or self._is_ending or not self._may_read():
+            return False
+        if not self._begun:
+            return True
+        row = self._listener.row_of(self._frames[0])
+        return row is not None and row is self._begun[0].row
+
+    def _begin(self, frame: bytearray) -> None:
+        try:
+            head = codec.read_request_head(frame)
+            row = self._listener.calls.get(head.api.name)
+            if row is None:
+                raise MessageError("not served", message=f"{head.api.name}Request", version=0)
+            if not (self.session.is_authenticated or row.is_open):
+                self._refuse(f"{head.api.name} before the client has authenticated")
+                return
+            request = codec.decode(row.request, head.version, frame, position=head.size_bytes)
+        except UnsupportedVersion as error:
+            self._begin_unsupported(error, len(frame))
+            return
+        except MessageError as error:
+            self._context.memory.release(len(frame))
+            self._refuse(str(error))
+            return
+        begun = _Begun(head, row, len(frame))
+        self._begun.append(begun)
+        try:
+            answer = row.handle(Call(self._context, self.session, head), request)
+        except Exception as error:  # noqa: BLE001  reported, and the connection ends
+            self._fail(begun, error)
+            return
+        if isinstance(answer, msgspec.Struct) or answer is None:
+            self._answered(begun, answer)
+        else:
+            self._await(begun, answer)
+
+    def _begin_unsupported(self, error: UnsupportedVersion, size_bytes: int) -> None:
+        """A newer client's ApiVersions is told what is served; any other request ends here."""
+        self._context.memory.release(size_bytes)
+        answer = unsupported_version(error, self._listener.calls)
+        if answer is None:
+            self._refuse(str(error))
+            return
+        head = RequestHead(error.api, 0, error.correlation_id, None, 0)
+        self._begun.append(begun := _Begun(head, None, 0))
+        self._answered(begun, answer)
+
+    def _await(self, begun: _Begun, answer: Awaitable[Answer]) -> None:
+        if not isinstance(answer, asyncio.Future):
+            answer = self._loop.create_task(cast(Coroutine[Any, Any, Answer], answer))
+        begun.awaited = answer
+
+        def done(future: asyncio.Future[Answer]) -> None:
+            begun.awaited = None
+            if future.cancelled():
+                self._context.memory.release(begun.size_bytes)
+                self.transport.abort()
+            elif (error := future.exception()) is not None:
+                self._fail(begun, error)
+            else:
+                self._answered(begun, future.result())
+                self._proceed()
+
+        answer.add_done_callback(done)
+
+    def _fail(self, begun: _Begun, error: BaseException) -> None:
+        self._context.memory.release(begun.size_bytes)
+        head = begun.head
+        log.error(
+            "exception in a Kafka request", api=head.api.name, version=head.version, exc_info=error
+        )
+        self.transport.abort()
+
+    def _answered(self, begun: _Begun, answer: Answer) -> None:
+        self._context.memory.release(begun.size_bytes)
+        begun.answer, begun.is_done = answer, True
+        while self._begun and self._begun[0].is_done:
+            first = self._begun.popleft()
+            if first.answer is not None:
+                self._unsent.append(codec.response_frame(first.answer, first.head))
+        if self.transport.is_closing():
+            self._drop_unsent()
+        else:
+            self._send()
+
+    # --- answers --------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        """Send all that is small and in memory; a task goes on where it would have to wait."""
+        if self._sending is not None:
+            return
+        out = bytearray()
+        while self._unsent:
+            parts = self._unsent[0]
+            if (data := _in_memory(parts)) is None:
+                self._sending = self._loop.create_task(self._send_parts())
+                self._sending.add_done_callback(self._sent)
+                break
+            del self._unsent[0]
+            out += data
+        if out:
+            self.transport.write(out)
+        self._close_if_done()
+
+    async def _send_parts(self) -> None:
+        while self._unsent:
+            parts = self._unsent[0]
+            data = bytearray()
+            try:
+                for part in parts:
+                    if isinstance(part, FileSlice):
+                        await self.sender.send(bytes(data), part)
+                        data.clear()
+                    else:
+                        data += cast(bytearray, part)
+                self.transport.write(data)
+                await self.sender.until_writable()
+            finally:
+                _close(parts)
+                if self._unsent:
+                    self._unsent.popleft()
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        self._sending = None
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("exception while sending", client=self.session.address, exc_info=error)
+            self.transport.abort()
+        else:
+            self._proceed()
+            self._close_if_done()
+
+    def _drop_unsent(self) -> None:
+        if self._sending is not None:
+            return  # it closes them itself
+        for parts in self._unsent:
+            _close(parts)
+        self._unsent.clear()
+
+    def _close_if_done(self) -> None:
+        if self._is_ending and not (self._begun or self._unsent or self._sending):
+            self.transport.close()
+
+
+def _slices(parts: list[Part]) -> Iterator[FileSlice]:
+    return (part for part in parts if isinstance(part, FileSlice))
+
+
+def _close(parts: list[Part]) -> None:
+    for piece in _slices(parts):
+        piece.close()
+
+
+def _in_memory(parts: list[Part]) -> bytearray | None:
+    """The parts' bytes, with those of slices if they are few and in the page cache; their files are
+    closed. None if a task has to send them.
+    """
+    if sum(piece.size_bytes for piece in _slices(parts)) > SMALL_BYTES:
+        return None
+    out = bytearray()
+    for part in parts:
+        if isinstance(part, FileSlice):
+            try:
+                data = pread_nowait(part.file.fd, part.size_bytes, part.position)
+            except WouldBlock:
+                return None
+            if len(data) < part.size_bytes:
+                return None  # a file that is too short: the sender ends the connection
+            out += data
+        else:
+            out += cast(bytearray, part)
+    _close(parts)
+    return out

@@ -1,0 +1,43 @@
+"""What every Kafka handler is given: the broker, the limits, and the threads for blocking calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, ParamSpec, TypeVar
+
+from tierlog.api.kafka.request_memory import RequestMemory
+from tierlog.api.kafka.settings import KafkaSettings
+from tierlog.api.serving.waiting_requests import WaitingRequests
+from tierlog.api.serving.workers import Workers
+from tierlog.broker.broker import Broker
+
+P = ParamSpec("P")
+T = TypeVar("T")
+NODE_ID: Final = 0  # of a single broker
+
+
+class KafkaContext:
+    """`waiting` and `workers` are those of the HTTP server. `advertised` is set by the listener."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        settings: KafkaSettings,
+        *,
+        waiting: WaitingRequests,
+        workers: Workers,
+    ) -> None:
+        self.broker, self.settings = broker, settings
+        self.waiting, self.workers = waiting, workers
+        self.memory = RequestMemory(settings.queued_max_bytes)
+        self.advertised = settings.advertised or ("", 0)
+
+    async def write(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a call that writes to disk."""
+        future = self.workers.writers.submit(call, *args, **kwargs)
+        return await asyncio.wrap_future(future)
+
+    async def read(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a call that may wait for the disk."""
+        return await asyncio.wrap_future(self.workers.readers.submit(call, *args, **kwargs))

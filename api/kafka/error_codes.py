@@ -1,0 +1,133 @@
+"""Kafka's error codes, and which of them an error of ours is.
+
+* The numbers are those of Kafka's protocol guide ("Error Codes").
+* A client retries, resets or gives up by the code, so an API answers only with codes that Kafka's
+  own broker may answer there: where the table's would be another, the handler says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Final
+
+from tierlog.record_format import errors
+
+
+class Code(IntEnum):
+    UNKNOWN_SERVER_ERROR = -1
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
+    MESSAGE_TOO_LARGE = 10
+    OFFSET_METADATA_TOO_LARGE = 12
+    COORDINATOR_LOAD_IN_PROGRESS = 14
+    COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
+    INVALID_TOPIC_EXCEPTION = 17
+    RECORD_LIST_TOO_LARGE = 18
+    INVALID_REQUIRED_ACKS = 21
+    ILLEGAL_GENERATION = 22
+    INCONSISTENT_GROUP_PROTOCOL = 23
+    INVALID_GROUP_ID = 24
+    UNKNOWN_MEMBER_ID = 25
+    INVALID_SESSION_TIMEOUT = 26
+    REBALANCE_IN_PROGRESS = 27
+    TOPIC_AUTHORIZATION_FAILED = 29
+    GROUP_AUTHORIZATION_FAILED = 30
+    CLUSTER_AUTHORIZATION_FAILED = 31
+    INVALID_TIMESTAMP = 32
+    UNSUPPORTED_SASL_MECHANISM = 33
+    ILLEGAL_SASL_STATE = 34
+    UNSUPPORTED_VERSION = 35
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    INVALID_REPLICATION_FACTOR = 38
+    INVALID_REPLICA_ASSIGNMENT = 39
+    INVALID_CONFIG = 40
+    NOT_CONTROLLER = 41
+    INVALID_REQUEST = 42
+    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
+    POLICY_VIOLATION = 44
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    DUPLICATE_SEQUENCE_NUMBER = 46
+    INVALID_PRODUCER_EPOCH = 47
+    INVALID_TXN_STATE = 48
+    INVALID_PRODUCER_ID_MAPPING = 49
+    INVALID_TRANSACTION_TIMEOUT = 50
+    CONCURRENT_TRANSACTIONS = 51
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    SECURITY_DISABLED = 54
+    KAFKA_STORAGE_ERROR = 56
+    LOG_DIR_NOT_FOUND = 57
+    SASL_AUTHENTICATION_FAILED = 58
+    UNKNOWN_PRODUCER_ID = 59
+    REASSIGNMENT_IN_PROGRESS = 60
+    NON_EMPTY_GROUP = 68
+    GROUP_ID_NOT_FOUND = 69
+    FETCH_SESSION_ID_NOT_FOUND = 70
+    INVALID_FETCH_SESSION_EPOCH = 71
+    LISTENER_NOT_FOUND = 72
+    TOPIC_DELETION_DISABLED = 73
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 75
+    UNSUPPORTED_COMPRESSION_TYPE = 76
+    OFFSET_NOT_AVAILABLE = 78
+    MEMBER_ID_REQUIRED = 79
+    PREFERRED_LEADER_NOT_AVAILABLE = 80
+    GROUP_MAX_SIZE_REACHED = 81
+    FENCED_INSTANCE_ID = 82
+    ELECTION_NOT_NEEDED = 84
+    NO_REASSIGNMENT_IN_PROGRESS = 85
+    GROUP_SUBSCRIBED_TO_TOPIC = 86
+    INVALID_RECORD = 87
+    UNSTABLE_OFFSET_COMMIT = 88
+    THROTTLING_QUOTA_EXCEEDED = 89
+    PRODUCER_FENCED = 90
+    RESOURCE_NOT_FOUND = 91
+    DUPLICATE_RESOURCE = 92
+    UNACCEPTABLE_CREDENTIAL = 93
+    TRANSACTIONAL_ID_NOT_FOUND = 105
+    FETCH_SESSION_TOPIC_ID_ERROR = 106
+    INCONSISTENT_TOPIC_ID = 103
+    UNKNOWN_TOPIC_ID = 100
+
+
+# The most derived class that is in here counts.
+_CODES: Final[Mapping[type[Exception], Code]] = {
+    errors.UnknownTopicOrPartition: Code.UNKNOWN_TOPIC_OR_PARTITION,
+    errors.OffsetOutOfRange: Code.OFFSET_OUT_OF_RANGE,
+    errors.InvalidBatch: Code.CORRUPT_MESSAGE,
+    errors.InvalidRecord: Code.INVALID_RECORD,
+    errors.RecordTooLarge: Code.MESSAGE_TOO_LARGE,
+    errors.RequestTooLarge: Code.MESSAGE_TOO_LARGE,
+    errors.TooManyRecords: Code.RECORD_LIST_TOO_LARGE,
+    errors.OutOfOrderSequence: Code.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    errors.ProducerFenced: Code.INVALID_PRODUCER_EPOCH,
+    errors.Forbidden: Code.TOPIC_AUTHORIZATION_FAILED,
+    errors.TopicExists: Code.TOPIC_ALREADY_EXISTS,
+    errors.InvalidTopicName: Code.INVALID_TOPIC_EXCEPTION,
+    errors.InvalidPartitionCount: Code.INVALID_PARTITIONS,
+    errors.InvalidConfig: Code.INVALID_CONFIG,
+    errors.UnknownGroup: Code.GROUP_ID_NOT_FOUND,
+    errors.RequestError: Code.INVALID_REQUEST,
+    errors.FencedError: Code.NOT_LEADER_OR_FOLLOWER,
+    errors.ShuttingDown: Code.NOT_LEADER_OR_FOLLOWER,
+    errors.RetriableError: Code.KAFKA_STORAGE_ERROR,
+    errors.LogOfflineError: Code.KAFKA_STORAGE_ERROR,
+    errors.CorruptDataError: Code.KAFKA_STORAGE_ERROR,
+    errors.OutcomeUnknownError: Code.KAFKA_STORAGE_ERROR,
+    OSError: Code.KAFKA_STORAGE_ERROR,
+}
+
+
+def code_of(error: BaseException) -> Code:
+    """UNKNOWN_SERVER_ERROR for what is not in the table."""
+    for kind in type(error).__mro__:
+        if (code := _CODES.get(kind)) is not None:
+            return code
+    return Code.UNKNOWN_SERVER_ERROR

@@ -1,0 +1,25 @@
+"""The settings of the Kafka listener, with Kafka's names where Kafka has them. Read at the edge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaSettings:
+    """`advertised`: host and port that clients are told to connect to; None: where it listens."""
+
+    advertised: tuple[str, int] | None = None
+    request_max_bytes: int = 100 * MIB  # socket.request.max.bytes
+    first_request_max_bytes: int = 512 * KIB  # before a client has authenticated
+    queued_max_bytes: int = 512 * MIB  # queued.max.request.bytes: of all requests in progress
+    connections_max: int = 10_000  # max.connections
+    connections_max_idle_ms: int = 600_000  # connections.max.idle.ms
+    request_idle_timeout_ms: int = 30_000  # of a request that is only there in part
+    send_idle_timeout_ms: int = 120_000
+    auto_create_topics: bool = True  # auto.create.topics.enable
+    num_partitions: int = 1  # num.partitions, of a topic that is created by default
