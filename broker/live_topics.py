@@ -70,6 +70,7 @@ class LiveTopics:
         self.checkpoints = Checkpoints(folder, self.partitions, self.damaged)
         self.compaction_offsets = CompactionOffsets(folder)
         self._topics: dict[str, Topic] = {}
+        self._by_id: dict[str, Topic] = {}
         self._deleting: dict[str, Topic] = {}  # deleted by this process, by id
         self._lock = threading.RLock()
         self._closed = False
@@ -102,7 +103,7 @@ class LiveTopics:
         opened = iter(self._opener.open_partitions(wanted))
         for record in live:
             mine = {number: next(opened) for number in record.partition_numbers()}
-            self._topics[record.name] = Topic(record, mine)
+            self._topics[record.name] = self._by_id[record.topic_id] = Topic(record, mine)
 
     def allocate_waiting_epochs(self) -> None:
         """What a start on a full disk could not do. Raises OSError."""
@@ -128,10 +129,10 @@ class LiveTopics:
         return found
 
     def find_by_id(self, topic_id: str) -> Topic:
-        for topic in list(self._topics.values()):
-            if topic.record.topic_id == topic_id:
-                return topic
-        raise UnknownTopic(topic_id)
+        found = self._by_id.get(topic_id)
+        if found is None:
+            raise UnknownTopic(topic_id)
+        return found
 
     def ensure(self, name: str, config: Mapping[str, ConfigValue]) -> Topic:
         """The internal topic, created if it does not exist."""
@@ -182,7 +183,8 @@ class LiveTopics:
                 # live: a restore takes the newest, and a clock may step back.
                 created_ms=max([self._clock(), *(one.created_ms + 1 for one in older)]),
             )
-            topic = self._topics[name] = self._create(record)
+            topic = self._create(record)
+            self._topics[name] = self._by_id[record.topic_id] = topic
         return topic.describe()
 
     def _check_letter_case(self, name: str) -> None:
@@ -253,6 +255,7 @@ class LiveTopics:
             topic, record = self._find_owned(name)
             record = msgspec.structs.replace(record, deleted=True, dirty=True)
             self.registry.put_topics(record)
+            self._by_id.pop(record.topic_id)
             self._deleting[record.topic_id] = self._topics.pop(name)
             for partition in topic.partitions.values():
                 partition.retire()

@@ -8,8 +8,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from typing import NamedTuple
 
 import structlog
 
@@ -28,6 +30,7 @@ from tierlog.manifest.garbage import GarbagePlan, GarbagePolicy
 from tierlog.manifest.pins import Pins
 from tierlog.manifest.state import Manifest, OffsetGap
 from tierlog.manifest.versions import VersionStat
+from tierlog.record_format.checkpoint_files import EpochEntry
 from tierlog.record_format.errors import (
     ConfigurationError,
     FencedError,
@@ -41,6 +44,13 @@ from tierlog.record_format.segment_entry import SegmentEntry
 log = structlog.get_logger(__name__)
 
 MAX_OFFSET = 2**63 - 1
+
+
+class EpochEnd(NamedTuple):
+    """`end_offset`: the first that was not assigned under this leader epoch."""
+
+    epoch: int
+    end_offset: int
 
 
 class Partition:
@@ -61,6 +71,7 @@ class Partition:
         self._cold: ColdLog | EmptyColdTier = cold or EmptyColdTier(str(self))
         self._reads = TieredReads(log, self._cold.reads, served=self)
         self.read, self.offset_for_timestamp = self._reads.read, self._reads.offset_for_timestamp
+        self.max_timestamp = self._reads.max_timestamp
         self._commits, self._check_room = commits(self._before_answers), check_room
         self._waiters = Waiters()
         self.is_deleted = False
@@ -77,6 +88,39 @@ class Partition:
     @property
     def high_watermark(self) -> int:
         return self.log.high_watermark
+
+    def epochs(self) -> list[EpochEntry]:
+        """Where each leader epoch began, in both tiers, oldest first; the last is the one in force,
+        also before its first record.
+        """
+        now, local = self.offsets(), self.log.epochs
+        oldest = local[0].epoch if local else now.leader_epoch
+        manifest = self._cold.manifest
+        begun = {} if manifest is None else {one.epoch: one.start_offset for one in manifest.epochs}
+        found = [EpochEntry(*one) for one in begun.items() if one[0] < oldest]
+        for epoch, start_offset in local:  # the first may have begun below the local log start
+            found.append(EpochEntry(epoch, min(start_offset, begun.get(epoch, start_offset))))
+        if not found or found[-1].epoch < now.leader_epoch:
+            found.append(EpochEntry(now.leader_epoch, now.log_end_offset))
+        return found
+
+    def epoch_of(self, offset: int) -> int:
+        """The leader epoch under which this offset was assigned; -1 if that is not known."""
+        begun = [entry.epoch for entry in self.epochs() if entry.start_offset <= offset]
+        return begun[-1] if begun else -1
+
+    def end_of_epoch(self, epoch: int) -> EpochEnd:
+        """Where this leader epoch ended, or the newest one below it that is known, as in Kafka's
+        LeaderEpochFileCache; (-1, -1) if there is no such epoch yet.
+        """
+        epochs = self.epochs()
+        if epoch < 0 or epoch > epochs[-1].epoch:
+            return EpochEnd(-1, -1)
+        if epoch == epochs[-1].epoch:
+            return EpochEnd(epoch, self.log.log_end_offset)
+        number = bisect_right([entry.epoch for entry in epochs], epoch)
+        known = epochs[number - 1].epoch if number else epoch
+        return EpochEnd(known, epochs[number].start_offset)
 
     @property
     def is_offline(self) -> bool:
@@ -342,7 +386,7 @@ class Partition:
         self._commits.close(timeout_s)
 
     # --- reading ----------------------------------------------------------------------------------
-    # `read` and `offset_for_timestamp` are `TieredReads`' own.
+    # `read`, `offset_for_timestamp` and `max_timestamp` are `TieredReads`' own.
 
     def wait_beyond(self, offset: int, callback: Callable[[], None]) -> Callable[[], object]:
         """Call `callback` once, from any thread, when the high watermark is above `offset`, or the

@@ -259,6 +259,21 @@ class TieredReads:
             found = self._log.offset_for_timestamp(timestamp, end_offset=now.high_watermark)
         return found
 
+    def max_timestamp(self) -> int | None:
+        """The greatest timestamp of all records, also of those that are not flushed yet; None if
+        none has one.
+        """
+        self._served.check_leadership()
+        cold_end = self._log.local_log_start_offset
+        with ReportingDefunct(self._served):
+            found: list[int | None] = [self._log.max_timestamp()]
+            for entry in self.cold.cold_entries(self._log.log_start_offset):
+                if entry.base_offset >= cold_end:
+                    break
+                found.append(entry.known_max_timestamp)
+        known = [timestamp for timestamp in found if timestamp is not None and timestamp >= 0]
+        return max(known, default=None)
+
 
 def _check_range(offset: int, now: Offsets) -> None:
     if offset < now.log_start_offset:

@@ -42,6 +42,7 @@ from tierlog.hot_tier.log_state import (
 )
 from tierlog.hot_tier.log_writer import LogWriter
 from tierlog.hot_tier.open_files import OpenFiles
+from tierlog.hot_tier.producer_state import Producer
 from tierlog.hot_tier.reaper import Reaper
 from tierlog.hot_tier.recovery import OpenRequest, RecoveryReport
 from tierlog.hot_tier.roll import disk_error, roll, truncate_fully_and_start_at
@@ -297,6 +298,15 @@ class PartitionLog:
             self._state,
             lambda: log_reader.offset_for_timestamp(self._state, timestamp, end_offset=end),
         )
+
+    def max_timestamp(self) -> int:
+        """The greatest timestamp of all local records; -1 if none has one."""
+        return read_consistently(self._state, lambda: log_reader.max_timestamp(self._state))
+
+    def producers(self) -> list[Producer]:
+        """The idempotent producers that are remembered."""
+        with self._state.lock:
+            return list(self._state.producers)
 
     def aborted_transactions(
         self, offset: int, end_offset: int, wait: Wait = Wait.WAIT

@@ -253,6 +253,10 @@ def _first_segment_reaching(state: LogState, segments: Segments, timestamp: int)
     return bisect_left(known.maxima, timestamp)
 
 
+def max_timestamp(state: LogState) -> int:
+    return max(largest_timestamp(state, segment) for segment in state.segments.items)
+
+
 def largest_timestamp(state: LogState, segment: Segment) -> int:
     known = segment.largest
     if known is None:

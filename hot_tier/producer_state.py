@@ -17,6 +17,7 @@ Not thread-safe: guarded by the log's lock.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -29,6 +30,13 @@ from tierlog.record_format.index_layouts import AbortedTxn
 REMEMBERED_BATCHES: Final = 5
 NO_TRANSACTION: Final = -1
 NO_COORDINATOR: Final = -1
+_FIRST_PRODUCER_ID: Final = 2**32
+_END_PRODUCER_ID: Final = 2**53  # JSON readers that use doubles are exact below it
+
+
+def new_producer_id() -> int:
+    """Producer ids are random, so no counter can be lost with a disk."""
+    return _FIRST_PRODUCER_ID + secrets.randbelow(_END_PRODUCER_ID - _FIRST_PRODUCER_ID)
 
 
 class ProducerBatch(NamedTuple):

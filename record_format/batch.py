@@ -4,7 +4,7 @@ Rules that keep it honest:
 
 * A length or count is trusted only after it was checked against the bytes that are there.
 * Nothing here reads the records themselves; `decode` and `produced` do.
-* A header is a value. Only the functions named `stamp…` and `set_…` write, into a bytearray that
+* A header is a value. Only the functions named `stamp…` and `set_…` write, into a buffer that
   the caller owns.
 
 Kafka's DefaultRecordBatch, big-endian (with the attribute bits: docs/formats/record-batch.md):
@@ -30,6 +30,7 @@ from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptBatch
 
 Buffer = bytes | bytearray | memoryview
+Writable = bytearray | memoryview
 
 HEADER_SIZE: Final = 61
 LOG_OVERHEAD: Final = 12  # base offset and length, not included in the length
@@ -283,13 +284,13 @@ def set_checksum(batch: bytearray) -> None:
     _U32.pack_into(batch, CRC_START - 4, crc32c_of(memoryview(batch)[CRC_START:]))
 
 
-def stamp(buf: bytearray, position: int, *, base_offset: int, leader_epoch: int) -> None:
+def stamp(buf: Writable, position: int, *, base_offset: int, leader_epoch: int) -> None:
     """Assign offset and epoch, in place: neither is covered by the checksum."""
     length = _OFFSET_LENGTH_EPOCH.unpack_from(buf, position)[1]
     _OFFSET_LENGTH_EPOCH.pack_into(buf, position, base_offset, length, leader_epoch)
 
 
-def stamp_log_append_time(buf: bytearray, header: BatchHeader, *, timestamp: int) -> BatchHeader:
+def stamp_log_append_time(buf: Writable, header: BatchHeader, *, timestamp: int) -> BatchHeader:
     """Set every record's timestamp, in place, as Kafka does; return the new header.
 
     Attribute bit 3, the maximum timestamp and the checksum change. The records' own deltas stay.
@@ -316,7 +317,7 @@ def base_timestamp_for(first: int, *, greatest: int) -> int:
     return first if greatest - first < 2**63 else greatest
 
 
-def set_max_timestamp(buf: bytearray, header: BatchHeader, *, timestamp: int) -> BatchHeader:
+def set_max_timestamp(buf: Writable, header: BatchHeader, *, timestamp: int) -> BatchHeader:
     """Write the maximum timestamp and the checksum, in place; return the new header."""
     _I64.pack_into(buf, header.position + _MAX_TIMESTAMP_AT, timestamp)
     crc = compute_crc(buf, header)

@@ -72,7 +72,23 @@ class InvalidOption(InvalidRequest):
 
 
 class InvalidRecord(InvalidRequest):
-    """A record that may not be appended: control batch, timestamp out of bounds, empty request."""
+    """A record that may not be appended: control batch, timestamp out of bounds, empty request.
+    `records`: which records of the batch, by index; none if all are refused.
+    """
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        problems: tuple[FieldProblem, ...] = (),
+        records: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(detail, problems=problems)
+        self.records = records
+
+
+class InvalidTimestamp(InvalidRecord):
+    """A record's timestamp is out of the topic's bounds (Kafka's INVALID_TIMESTAMP)."""
 
 
 class InvalidConfig(InvalidRequest):

@@ -47,6 +47,7 @@ from tierlog.record_format.errors import (
     FieldProblem,
     InvalidBatch,
     InvalidRecord,
+    InvalidTimestamp,
     RecordTooLarge,
     RequestTooLarge,
     TooManyRecords,
@@ -62,7 +63,7 @@ class ProducedBatches:
     (LogAppendTime).
     """
 
-    body: bytearray
+    body: bytearray | memoryview
     headers: list[BatchHeader]
     min_timestamps: list[int | None]
 
@@ -71,13 +72,13 @@ class ProducedBatches:
         return sum(header.record_count for header in self.headers)
 
 
-def check_produced(body: bytearray, limits: ProduceLimits) -> ProducedBatches:
+def check_produced(body: bytearray | memoryview, limits: ProduceLimits) -> ProducedBatches:
     """Check every batch of a produce request.
 
     Raises InvalidBatch (bytes that are not a valid batch, with the position), InvalidRecord (a
     batch that may not be appended), RecordTooLarge (a batch above `max_message_bytes`) and
-    RequestTooLarge (too many records, or too large when decompressed). `body` is modified only if
-    all of it is valid.
+    RequestTooLarge (too many records, or too large when decompressed). `body` is writable, and
+    modified only if all of it is valid.
     """
     headers = check_headers(body, limits)
     walks = walk_all(body, headers, limits)
@@ -102,7 +103,7 @@ def recompress(produced: ProducedBatches, codec: int) -> ProducedBatches:
 
 
 def _recompress_one(
-    source: bytearray, header: BatchHeader, codec: int, target: bytearray
+    source: Buffer, header: BatchHeader, codec: int, target: bytearray
 ) -> BatchHeader:
     """Append the batch to `target`, compressed with `codec`; return its new header."""
     position = len(target)
@@ -183,6 +184,7 @@ def _not_one_batch(size_bytes: int, max_message_bytes: int) -> RequestTooLarge:
     )
 
 
+_NAMED_MAX: Final = 100  # of the records that are refused: their batch is, as a whole
 KEY_REQUIRED: Final = "a compacted topic requires a key in every record"
 
 
@@ -202,7 +204,7 @@ class ProduceLimits(NamedTuple):
     require_keys: bool = False
 
 
-def check_headers(body: bytearray, limits: ProduceLimits) -> list[BatchHeader]:
+def check_headers(body: Buffer, limits: ProduceLimits) -> list[BatchHeader]:
     """Split the whole body into batches and check everything except their records.
 
     Raises InvalidBatch, InvalidRecord, RecordTooLarge, TooManyRecords.
@@ -275,17 +277,27 @@ def _check_attributes(header: BatchHeader, index: int) -> None:
     elif header.timestamp_type != CREATE_TIME:
         problem = "a producer may not set the timestamp type LogAppendTime"
     if problem:
-        raise _invalid(index, header, problem)
+        raise _invalid(index, header, _Refused(problem))
 
 
-def _invalid(index: int, header: BatchHeader, problem: str) -> InvalidRecord:
-    return InvalidRecord(
+class _Refused(NamedTuple):
+    """What is wrong with a batch, and with which of its records."""
+
+    problem: str
+    records: tuple[int, ...] = ()
+    kind: type[InvalidRecord] = InvalidRecord
+
+
+def _invalid(index: int, header: BatchHeader, refused: _Refused) -> InvalidRecord:
+    problem, records, kind = refused
+    return kind(
         f"batch {index}, at position {header.position}: {problem}",
         problems=(FieldProblem(f"batches[{index}]", problem),),
+        records=records,
     )
 
 
-def walk_all(body: bytearray, headers: Sequence[BatchHeader], limits: ProduceLimits) -> list[Walk]:
+def walk_all(body: Buffer, headers: Sequence[BatchHeader], limits: ProduceLimits) -> list[Walk]:
     left = limits.max_expanded_bytes
     walks: list[Walk] = []
     with memoryview(body) as view:
@@ -296,11 +308,11 @@ def walk_all(body: bytearray, headers: Sequence[BatchHeader], limits: ProduceLim
                     records = _expand(part, header, left, limits)
                     left -= len(records)
                 found = _walk_one(records, header)
-                problem = _time_problem(records, header, found, limits)
-                if limits.require_keys and not problem:
-                    problem = _key_problem(records, header)
-            if problem:
-                raise _invalid(index, header, problem)
+                refused = _refused_times(records, header, found, limits)
+                if limits.require_keys and refused is None:
+                    refused = _refused_keys(records, header)
+            if refused is not None:
+                raise _invalid(index, header, refused)
             walks.append(found)
     return walks
 
@@ -338,22 +350,31 @@ def _walk_one(records: Buffer, header: BatchHeader, *, with_columns: bool = Fals
     return found
 
 
-def _time_problem(records: Buffer, header: BatchHeader, found: Walk, limits: ProduceLimits) -> str:
-    """What is wrong with the batch's timestamps by Kafka's rules, or "". -1 (none) is allowed."""
+def _refused_times(
+    records: Buffer, header: BatchHeader, found: Walk, limits: ProduceLimits
+) -> _Refused | None:
+    """What is wrong with the batch's timestamps by Kafka's rules. -1 (none) is allowed."""
     low, high = found.min_timestamp, found.max_timestamp
     if low < NO_TIMESTAMP:
-        return f"the timestamp {low} is negative"
+        return _Refused(f"the timestamp {low} is negative")
     if limits.timestamp_type != CREATE_TIME:
-        return ""
-    if low == NO_TIMESTAMP < high:  # the -1 may hide an actual minimum that is too old
-        fields = _walk_one(records, header, with_columns=True).fields
-        low = min(timestamp for timestamp in fields.timestamps if timestamp != NO_TIMESTAMP)
-    return timestamp_problem(high, limits) or timestamp_problem(low, limits)
+        return None
+    # A -1 may hide an actual minimum that is too old.
+    hides_low = low == NO_TIMESTAMP < high
+    if not (hides_low or timestamp_problem(high, limits) or timestamp_problem(low, limits)):
+        return None
+    timestamps = _walk_one(records, header, with_columns=True).fields.timestamps
+    refused = [i for i, timestamp in enumerate(timestamps) if timestamp_problem(timestamp, limits)]
+    if not refused:
+        return None
+    problem = timestamp_problem(timestamps[refused[0]], limits)
+    return _Refused(problem, tuple(refused[:_NAMED_MAX]), InvalidTimestamp)
 
 
-def _key_problem(records: Buffer, header: BatchHeader) -> str:
-    fields = _walk_one(records, header, with_columns=True).fields
-    return KEY_REQUIRED if -1 in fields.key_starts else ""
+def _refused_keys(records: Buffer, header: BatchHeader) -> _Refused | None:
+    starts = _walk_one(records, header, with_columns=True).fields.key_starts
+    refused = [index for index, start in enumerate(starts) if start == -1]
+    return _Refused(KEY_REQUIRED, tuple(refused[:_NAMED_MAX])) if refused else None
 
 
 def timestamp_problem(timestamp: int, limits: ProduceLimits) -> str:

@@ -26,12 +26,11 @@ from tierlog.api.http.problems import Problem, path_shortener, to_problem
 from tierlog.api.http.responses import AnyResponse
 from tierlog.api.http.settings import HttpSettings
 from tierlog.api.serving.waiting_requests import WaitingRequests
-from tierlog.api.serving.workers import Workers
+from tierlog.api.serving.workers import Workers, close_late
 from tierlog.broker.broker import Broker
 from tierlog.broker.partition import Partition
 from tierlog.broker.segment_listing import SegmentBytes
 from tierlog.broker.tiered_reads import Fetched
-from tierlog.host.file_slice import HoldsFiles
 from tierlog.host.waiting import Wait, WouldBlock
 
 P = ParamSpec("P")
@@ -153,7 +152,7 @@ class Context:
             await AllCompleted([future])
             return future.result()
         except asyncio.CancelledError:
-            future.add_done_callback(_close_late)
+            close_late(future)
             raise
         finally:
             del future  # breaks the reference cycle with an exception's traceback
@@ -172,13 +171,6 @@ class Context:
 
     def close(self) -> None:
         self.workers.close()
-
-
-def _close_late(future: Future[Any]) -> None:
-    if not future.cancelled() and future.exception() is None:
-        found = future.result()
-        if isinstance(found, HoldsFiles):
-            found.close()
 
 
 class ImmediateHandlers:

@@ -7,6 +7,10 @@
 | `context`, `request_memory`, `settings` | what all handlers share, and their limits |
 | `error_codes` | Kafka's codes, and which of them an error of ours is |
 | `versions`, `metadata` | ApiVersions; Metadata |
+| `partitions` | the topics and partitions that a request names |
+| `produce`, `producers` | Produce; InitProducerId, DescribeProducers |
+| `fetch`, `fetch_sessions` | Fetch, and what it keeps of its clients |
+| `log_offsets` | ListOffsets, OffsetForLeaderEpoch |
 
 A broker that does not listen for Kafka clients imports none of it but `settings`.
 """

@@ -2,15 +2,17 @@
 
 * A handler is a plain function where the answer is there at once. One that waits returns an
   awaitable: a coroutine, which becomes a task, or a future that some callback completes, which
-  costs neither a task nor a thread.
+  costs neither a task nor a thread. A coroutine may return such a future too.
+* What is pipelined is begun in order: the next one once the one before is a future.
 * An error that belongs to one topic, partition or group is a code in the answer (`error_codes`).
-  What a handler raises ends the connection.
+  What a handler raises ends the connection; with an EndConnection that is the answer.
 * ApiVersions advertises exactly the APIs of the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -51,7 +53,12 @@ class Call(NamedTuple):
         return self.head.version
 
 
-Handler = Callable[[Call, Any], Answer | Awaitable[Answer]]
+Later = asyncio.Future[Answer]
+Handler = Callable[[Call, Any], Answer | Later | Coroutine[Any, Any, Answer | Later]]
+
+
+class EndConnection(Exception):
+    """The client is told by the end of its connection: it asked for no answer."""
 
 
 class Row(NamedTuple):

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 import structlog
 
-from tierlog.api.kafka.calls import Answer, Call, Row, Session
+from tierlog.api.kafka.calls import Answer, Call, EndConnection, Later, Row, Session
 from tierlog.api.kafka.versions import unsupported_version
 from tierlog.api.serving.deadline import Deadline
 from tierlog.api.serving.grants import EVERYTHING
@@ -46,13 +47,13 @@ _FRAME_MIN_BYTES: Final = 8
 class _Begun:
     """A request that was begun and is not answered yet."""
 
-    __slots__ = ("answer", "awaited", "head", "is_done", "row", "size_bytes")
+    __slots__ = ("answer", "awaited", "head", "is_done", "is_ordered", "row", "size_bytes")
 
     def __init__(self, head: RequestHead, row: Row | None, size_bytes: int) -> None:
         self.head, self.row, self.size_bytes = head, row, size_bytes
-        self.awaited: asyncio.Future[Answer] | None = None
+        self.awaited: asyncio.Future[Any] | None = None
         self.answer: Answer = None
-        self.is_done = False
+        self.is_done = self.is_ordered = False  # ordered: the next one may begin behind it
 
 
 class KafkaConnection(asyncio.BufferedProtocol):
@@ -232,7 +233,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         if not self._begun:
             return True
         row = self._listener.row_of(self._frames[0])
-        return row is not None and row is self._begun[0].row
+        return row is self._begun[0].row and all(begun.is_ordered for begun in self._begun)
 
     def _begin(self, frame: bytearray) -> None:
         try:
@@ -274,30 +275,42 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._begun.append(begun := _Begun(head, None, 0))
         self._answered(begun, answer)
 
-    def _await(self, begun: _Begun, answer: Awaitable[Answer]) -> None:
-        if not isinstance(answer, asyncio.Future):
-            answer = self._loop.create_task(cast(Coroutine[Any, Any, Answer], answer))
-        begun.awaited = answer
+    def _await(self, begun: _Begun, answer: Later | Coroutine[Any, Any, Answer | Later]) -> None:
+        begun.is_ordered = isinstance(answer, asyncio.Future)
+        awaited: asyncio.Future[Any] = (
+            answer if isinstance(answer, asyncio.Future) else self._loop.create_task(answer)
+        )
+        begun.awaited = awaited
+        awaited.add_done_callback(partial(self._awaited, begun))
 
-        def done(future: asyncio.Future[Answer]) -> None:
-            begun.awaited = None
-            if future.cancelled():
-                self._context.memory.release(begun.size_bytes)
-                self.transport.abort()
-            elif (error := future.exception()) is not None:
-                self._fail(begun, error)
-            else:
-                self._answered(begun, future.result())
-                self._proceed()
-
-        answer.add_done_callback(done)
+    def _awaited(self, begun: _Begun, future: asyncio.Future[Any]) -> None:
+        begun.awaited = None
+        if future.cancelled():
+            self._context.memory.release(begun.size_bytes)
+            self.transport.abort()
+        elif (error := future.exception()) is not None:
+            self._fail(begun, error)
+        elif isinstance(answer := future.result(), asyncio.Future):
+            self._await(begun, answer)
+            if self.transport.is_closing():
+                answer.cancel()
+            self._proceed()
+        else:
+            self._answered(begun, answer)
+            self._proceed()
 
     def _fail(self, begun: _Begun, error: BaseException) -> None:
         self._context.memory.release(begun.size_bytes)
         head = begun.head
-        log.error(
-            "exception in a Kafka request", api=head.api.name, version=head.version, exc_info=error
-        )
+        if isinstance(error, EndConnection):
+            log.warning("Kafka connection ended", api=head.api.name, reason=str(error))
+        else:
+            log.error(
+                "exception in a Kafka request",
+                api=head.api.name,
+                version=head.version,
+                exc_info=error,
+            )
         self.transport.abort()
 
     def _answered(self, begun: _Begun, answer: Answer) -> None:

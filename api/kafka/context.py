@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, ParamSpec, TypeVar
 
+from tierlog.api.kafka.fetch_sessions import FetchSessions
 from tierlog.api.kafka.request_memory import RequestMemory
 from tierlog.api.kafka.settings import KafkaSettings
 from tierlog.api.serving.waiting_requests import WaitingRequests
 from tierlog.api.serving.workers import Workers
 from tierlog.broker.broker import Broker
+from tierlog.host.clock import monotonic_ms
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,12 +33,17 @@ class KafkaContext:
         self.broker, self.settings = broker, settings
         self.waiting, self.workers = waiting, workers
         self.memory = RequestMemory(settings.queued_max_bytes)
+        self.fetch_sessions = FetchSessions(settings.fetch_sessions_max, clock=monotonic_ms)
         self.advertised = settings.advertised or ("", 0)
 
     async def write(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that writes to disk."""
         future = self.workers.writers.submit(call, *args, **kwargs)
         return await asyncio.wrap_future(future)
+
+    async def parse(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a call that computes at length."""
+        return await asyncio.wrap_future(self.workers.parsers.submit(call, *args, **kwargs))
 
     async def read(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that may wait for the disk."""

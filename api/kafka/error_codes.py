@@ -103,6 +103,7 @@ _CODES: Final[Mapping[type[Exception], Code]] = {
     errors.OffsetOutOfRange: Code.OFFSET_OUT_OF_RANGE,
     errors.InvalidBatch: Code.CORRUPT_MESSAGE,
     errors.InvalidRecord: Code.INVALID_RECORD,
+    errors.InvalidTimestamp: Code.INVALID_TIMESTAMP,
     errors.RecordTooLarge: Code.MESSAGE_TOO_LARGE,
     errors.RequestTooLarge: Code.MESSAGE_TOO_LARGE,
     errors.TooManyRecords: Code.RECORD_LIST_TOO_LARGE,
@@ -125,8 +126,18 @@ _CODES: Final[Mapping[type[Exception], Code]] = {
 }
 
 
+class Refused(errors.RequestError):
+    """Answered with this code."""
+
+    def __init__(self, code: Code, detail: str = "") -> None:
+        super().__init__(detail or code.name)
+        self.code = code
+
+
 def code_of(error: BaseException) -> Code:
     """UNKNOWN_SERVER_ERROR for what is not in the table."""
+    if isinstance(error, Refused):
+        return error.code
     for kind in type(error).__mro__:
         if (code := _CODES.get(kind)) is not None:
             return code

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from tierlog.api.kafka.calls import Calls, Row
+from tierlog.api.kafka.fetch import fetch
+from tierlog.api.kafka.log_offsets import list_offsets, offset_for_leader_epoch
 from tierlog.api.kafka.metadata import metadata
+from tierlog.api.kafka.produce import produce
+from tierlog.api.kafka.producers import describe_producers, init_producer_id
 from tierlog.api.kafka.versions import api_versions
-from tierlog.record_format.kafka_messages.messages import ApiVersionsRequest, MetadataRequest
+from tierlog.record_format.kafka_messages.messages import (
+    ApiVersionsRequest,
+    DescribeProducersRequest,
+    FetchRequest,
+    InitProducerIdRequest,
+    ListOffsetsRequest,
+    MetadataRequest,
+    OffsetForLeaderEpochRequest,
+    ProduceRequest,
+)
 
 
 def all_calls() -> Calls:
     calls = {
+        "Produce": Row(ProduceRequest, produce, is_pipelined=True),
+        "Fetch": Row(FetchRequest, fetch),
+        "ListOffsets": Row(ListOffsetsRequest, list_offsets),
         "Metadata": Row(MetadataRequest, metadata),
+        "InitProducerId": Row(InitProducerIdRequest, init_producer_id),
+        "OffsetForLeaderEpoch": Row(OffsetForLeaderEpochRequest, offset_for_leader_epoch),
+        "DescribeProducers": Row(DescribeProducersRequest, describe_producers),
     }
     calls["ApiVersions"] = Row(ApiVersionsRequest, api_versions(calls), is_open=True)
     return calls

@@ -17,9 +17,14 @@ class KafkaSettings:
     request_max_bytes: int = 100 * MIB  # socket.request.max.bytes
     first_request_max_bytes: int = 512 * KIB  # before a client has authenticated
     queued_max_bytes: int = 512 * MIB  # queued.max.request.bytes: of all requests in progress
+    expanded_max_bytes: int = 256 * MIB  # of a partition's records in a Produce, decompressed
+    records_max: int = 1_000_000  # of a partition, in a Produce
     connections_max: int = 10_000  # max.connections
     connections_max_idle_ms: int = 600_000  # connections.max.idle.ms
     request_idle_timeout_ms: int = 30_000  # of a request that is only there in part
     send_idle_timeout_ms: int = 120_000
     auto_create_topics: bool = True  # auto.create.topics.enable
     num_partitions: int = 1  # num.partitions, of a topic that is created by default
+    fetch_max_bytes: int = 55 * MIB  # fetch.max.bytes
+    remote_fetch_max_wait_ms: int = 500  # remote.fetch.max.wait.ms
+    fetch_sessions_max: int = 1000  # max.incremental.fetch.session.cache.slots

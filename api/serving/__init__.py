@@ -7,5 +7,6 @@
 | `slice_sender` | slices of files over a connection, with zero copy |
 | `waiting_requests` | requests that wait for a high watermark |
 | `workers` | the threads for calls that block |
+| `produced_batches` | batches that a producer made, checked by the topic's configuration |
 | `grants`, `tokens` | what a caller may do, and who the caller is |
 """

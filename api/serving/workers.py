@@ -10,9 +10,11 @@ nor `/metrics`.
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
+from typing import Any
 
 from tierlog.broker.partition import Partition
+from tierlog.host.file_slice import HoldsFiles
 from tierlog.host.threads import Threads
 
 
@@ -41,3 +43,16 @@ class Workers:
     def close(self) -> None:
         for pool in self._pools:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def close_late(future: Future[Any]) -> None:
+    """Nobody waits for this call any more: cancel it, and close the files that it brings."""
+    future.cancel()
+    future.add_done_callback(_close_result)
+
+
+def _close_result(future: Future[Any]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        found = future.result()
+        if isinstance(found, HoldsFiles):
+            found.close()

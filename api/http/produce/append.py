@@ -24,22 +24,15 @@ from tierlog.api.http.problems import AppendedInPart
 from tierlog.api.http.produce.columns import RecordColumns
 from tierlog.api.http.responses import Response, json_response
 from tierlog.api.http.schemas import Accepted, PartitionResult, Produced
-from tierlog.api.http.settings import HttpSettings
+from tierlog.api.serving.produced_batches import AS_PRODUCED
 from tierlog.broker.partition import Partition
 from tierlog.broker.topics import Topic
 from tierlog.hot_tier.config_words import in_words
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_writer import Acks, AppendResult
 from tierlog.record_format import codecs
-from tierlog.record_format.batch import (
-    CREATE_TIME,
-    LOG_APPEND_TIME,
-    NO_PRODUCER_ID,
-    NO_SEQUENCE,
-    parse_header,
-)
+from tierlog.record_format.batch import CREATE_TIME, NO_PRODUCER_ID, NO_SEQUENCE
 from tierlog.record_format.errors import (
-    CorruptBatch,
     FieldProblem,
     InvalidRecord,
     LogOfflineError,
@@ -51,16 +44,11 @@ from tierlog.record_format.produced import (
     ProducedBatches,
     ProduceLimits,
     build_produced,
-    check_produced,
-    check_sizes,
-    recompress,
     timestamp_problem,
 )
 
 log = structlog.get_logger(__name__)
-AS_PRODUCED: Final = "producer"  # compression.type: batches stay as the producer sent them
 _OLD: Final = "older-than-retention"
-_FEW_RECORDS: Final = 4096
 
 
 class ProduceQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -91,43 +79,6 @@ class ProduceRequest(NamedTuple):
 
 
 _NO_PRODUCER: Final = ProducerState(NO_PRODUCER_ID, -1, NO_SEQUENCE)
-
-
-def limits_of(
-    config: LogConfig, settings: HttpSettings, *, now_ms: int, batch_max_bytes: int
-) -> ProduceLimits:
-    """No batch may decompress to more than `batch_max_bytes`."""
-    return ProduceLimits(
-        max_message_bytes=config.max_message_bytes,
-        now_ms=now_ms,
-        timestamp_type=LOG_APPEND_TIME if config.log_append_time else CREATE_TIME,
-        before_max_ms=config.message_timestamp_before_max_ms,
-        after_max_ms=config.message_timestamp_after_max_ms,
-        max_expanded_bytes=settings.expanded_max_bytes,
-        max_expanded_batch_bytes=batch_max_bytes,
-        max_records=settings.records_max,
-        require_keys=config.compacts,
-    )
-
-
-def check_batches(body: bytearray, limits: ProduceLimits, compression: str) -> ProducedBatches:
-    """Check the raw batches. Raises what `check_produced` does. `compression` is the topic's."""
-    produced = check_produced(body, limits)
-    if compression == AS_PRODUCED:
-        return produced
-    produced = recompress(produced, codecs.CODEC_IDS[compression])
-    check_sizes(produced, max_message_bytes=limits.max_message_bytes)
-    return produced
-
-
-def is_small_uncompressed_batch(body: bytes | bytearray) -> bool:
-    """Whether this is one uncompressed batch of few records, which is checked quickly."""
-    try:
-        header = parse_header(body)
-    except CorruptBatch:
-        return False
-    is_plain = header.codec == codecs.NONE and header.record_count <= _FEW_RECORDS
-    return is_plain and header.size_bytes == len(body)
 
 
 def build_appends(

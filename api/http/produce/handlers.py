@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Final
@@ -24,15 +23,11 @@ from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.memory_limits import EXPANDED_BYTES, PAGE_FACTOR
 from tierlog.api.http.problems import UnsupportedMediaType
 from tierlog.api.http.produce.append import (
-    AS_PRODUCED,
     ProduceQuery,
     ProduceRequest,
     ProducerState,
     append_batches,
     build_appends,
-    check_batches,
-    is_small_uncompressed_batch,
-    limits_of,
 )
 from tierlog.api.http.produce.columns import (
     Content,
@@ -46,17 +41,22 @@ from tierlog.api.http.produce.columns import (
 from tierlog.api.http.responses import Response
 from tierlog.api.http.schemas import ProducerIdentity
 from tierlog.api.http.settings import MAX_OFFSET, HttpSettings
+from tierlog.api.serving.produced_batches import (
+    check_batches,
+    is_small_uncompressed_batch,
+    limits_of,
+    stays_as_produced,
+)
 from tierlog.broker.partition import Partition
 from tierlog.broker.topic_registry import INTERNAL_PREFIX
 from tierlog.broker.topics import Topic
 from tierlog.hot_tier.log_writer import Acks
+from tierlog.hot_tier.producer_state import new_producer_id
 from tierlog.record_format.encode import Headers
 from tierlog.record_format.errors import Forbidden, RequestTooLarge, UnknownPartition
 from tierlog.record_format.produced import ProducedBatches
 from tierlog.record_format.topic_rules import partition_for_key
 
-_FIRST_PRODUCER_ID: Final = 2**32
-_END_PRODUCER_ID: Final = 2**53  # JSON readers that use doubles are exact below it
 _ACKS: Final[Mapping[str, Acks]] = {
     "0": Acks.NONE,
     "1": Acks.LEADER,
@@ -201,7 +201,7 @@ def _work_bytes(request: ProduceRequest, body: bytes | bytearray, encoding: str)
         return len(body)
     if not is_small_uncompressed_batch(body):
         return UNKNOWN_SIZE
-    stays = request.topic.config.compression_type in (AS_PRODUCED, "uncompressed")
+    stays = stays_as_produced(request.topic.config.compression_type)
     return len(body) // 16 if stays else len(body)
 
 
@@ -219,9 +219,10 @@ def _prepare(
     config = request.topic.config
     limits = limits_of(
         config,
-        settings,
         now_ms=settings.clock(),
+        expanded_max_bytes=settings.expanded_max_bytes,
         batch_max_bytes=expanded_max_bytes,
+        records=settings.records_max,
     )
     if request.media_type == header_values.BATCHES:
         assert request.partition is not None, "checked by `read_head`"
@@ -335,6 +336,4 @@ def _take(columns: RecordColumns, rows: Sequence[int]) -> RecordColumns:
 
 
 async def new_producer(_: Annotated[None, WithoutBody]) -> FastApiResponse:
-    """Producer ids are random, so no counter can be lost with a disk."""
-    span = _END_PRODUCER_ID - _FIRST_PRODUCER_ID
-    return JsonResponse(ProducerIdentity(_FIRST_PRODUCER_ID + secrets.randbelow(span), 0))
+    return JsonResponse(ProducerIdentity(new_producer_id(), 0))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tierlog.api.http.produce.append import is_small_uncompressed_batch
+from tierlog.api.serving.produced_batches import is_small_uncompressed_batch
 from tierlog.record_format import codecs
 from tierlog.record_format.encode import encode_batch
 
