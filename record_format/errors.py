@@ -111,6 +111,10 @@ class InvalidBatch(RequestError):
         self.position = position
 
 
+class DamagedBatch(InvalidBatch):
+    """Its checksum is wrong: it was damaged on its way, and may be sent again."""
+
+
 class UnknownTopicOrPartition(RequestError):
     pass
 

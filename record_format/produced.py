@@ -44,6 +44,7 @@ from tierlog.record_format.decode import expand
 from tierlog.record_format.encode import Headers, encode_batch, encode_batches
 from tierlog.record_format.errors import (
     CorruptBatch,
+    DamagedBatch,
     FieldProblem,
     InvalidBatch,
     InvalidRecord,
@@ -217,9 +218,13 @@ def check_headers(body: Buffer, limits: ProduceLimits) -> list[BatchHeader]:
             if header.size_bytes > limits.max_message_bytes:
                 check_whole(body, header)  # a truncated batch is reported as such
                 raise too_large(header, limits.max_message_bytes)
-            check_crc(body, header)
+            check_whole(body, header)
         except CorruptBatch as error:
             raise InvalidBatch(error.detail, position=position) from error
+        try:
+            check_crc(body, header)
+        except CorruptBatch as error:
+            raise DamagedBatch(error.detail, position=position) from error
         _check_shape(header)
         if header.attributes & ~CODEC_MASK:
             _check_attributes(header, len(headers))

@@ -101,7 +101,8 @@ class Code(IntEnum):
 _CODES: Final[Mapping[type[Exception], Code]] = {
     errors.UnknownTopicOrPartition: Code.UNKNOWN_TOPIC_OR_PARTITION,
     errors.OffsetOutOfRange: Code.OFFSET_OUT_OF_RANGE,
-    errors.InvalidBatch: Code.CORRUPT_MESSAGE,
+    errors.InvalidBatch: Code.INVALID_RECORD,
+    errors.DamagedBatch: Code.CORRUPT_MESSAGE,
     errors.InvalidRecord: Code.INVALID_RECORD,
     errors.InvalidTimestamp: Code.INVALID_TIMESTAMP,
     errors.RecordTooLarge: Code.MESSAGE_TOO_LARGE,

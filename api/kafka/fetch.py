@@ -126,6 +126,8 @@ class _Poll:
         check_leader_epoch(partition, wanted.leader_epoch)
         offset = wanted.offset
         is_at_end = partition.high_watermark <= offset <= partition.log.log_end_offset
+        if wanted.last_epoch >= 0 and self._has_parted(wanted, partition):
+            return
         if is_at_end and not partition.is_defunct:
             self._found_nothing(wanted, partition, beyond=offset)
         elif self._size and self._left_bytes(wanted) <= 0:
@@ -138,6 +140,21 @@ class _Poll:
                 wait=Wait.NEVER,
             )
             self._take(wanted, partition, fetched)
+
+    def _has_parted(self, wanted: Wanted, partition: Partition) -> bool:
+        """Whether the client's records are of a history that has ended, which it is told. Raises
+        Refused.
+        """
+        end = partition.end_of_epoch(wanted.last_epoch)
+        if end.epoch < 0:
+            raise Refused(Code.OFFSET_OUT_OF_RANGE)
+        if end.epoch >= wanted.last_epoch and end.end_offset >= wanted.offset:
+            return False
+        data = _offsets_alone(wanted, partition)
+        data.diverging_epoch = FetchResponse.EpochEndOffset(end.epoch, end.end_offset)
+        self._has_failed = True
+        self._found[wanted.key] = _Found(data, beyond=wanted.offset)
+        return True
 
     def _left_bytes(self, wanted: Wanted) -> int:
         return min(wanted.max_bytes, self._max_bytes - self._size)

@@ -31,6 +31,7 @@ from tierlog.api.serving.produced_batches import (
 from tierlog.broker.partition import Partition
 from tierlog.hot_tier.log_writer import Acks, AppendResult
 from tierlog.record_format import codecs
+from tierlog.record_format.batch import TRANSACTIONAL_BIT
 from tierlog.record_format.errors import (
     InvalidRecord,
     LogOfflineError,
@@ -47,6 +48,7 @@ from tierlog.record_format.produced import ProducedBatches
 _ACKS: Final = {acks.value: acks for acks in Acks}
 _BY_ID: Final = 13  # the first version that names topics by their ids
 _WITH_ZSTD: Final = 7
+_ATTRIBUTES_AT: Final = 22  # in a batch, of those that are in use
 _INLINE_BYTES: Final = MIB  # of uncompressed batches, checked on the event loop
 _INLINE_COMPRESSED_BYTES: Final = 16 << 10
 _EXPANDED_PER_BYTE: Final = _INLINE_BYTES // _INLINE_COMPRESSED_BYTES
@@ -153,6 +155,7 @@ class _Produce:
             batch_max_bytes=expanded_max_bytes,
             records=self._call.context.settings.records_max,
         )
+        _refuse_transactions(records)
         produced = check_batches(records, limits, config.compression_type)
         if len(produced.headers) > 1:
             raise InvalidRecord("a partition's records must be one batch")
@@ -211,6 +214,11 @@ class _Produce:
                 for topic in self._request.topic_data
             ]
         )
+
+
+def _refuse_transactions(records: memoryview) -> None:
+    if len(records) > _ATTRIBUTES_AT and records[_ATTRIBUTES_AT] & TRANSACTIONAL_BIT:
+        raise Refused(Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not supported")
 
 
 def _work_bytes(piece: _Piece) -> int:

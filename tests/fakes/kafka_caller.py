@@ -33,6 +33,7 @@ class KafkaCaller:
     """A context manager."""
 
     def __init__(self, port: int) -> None:
+        """On loopback."""
         self.sock = socket.create_connection(("127.0.0.1", port), timeout=30)
         self._count = 0
 
