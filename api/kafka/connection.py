@@ -355,8 +355,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
                         data.clear()
                     else:
                         data += cast(bytearray, part)
-                self.transport.write(data)
-                await self.sender.until_writable()
+                if not self.transport.is_closing():
+                    self.transport.write(data)
+                    await self.sender.until_writable()
             finally:
                 _close(parts)
                 if self._unsent:
@@ -365,6 +366,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def _sent(self, task: asyncio.Task[None]) -> None:
         self._sending = None
         error = None if task.cancelled() else task.exception()
+        if self.transport.is_closing():
+            self._drop_unsent()
         if error is not None:
             log.error("exception while sending", client=self.session.address, exc_info=error)
             self.transport.abort()

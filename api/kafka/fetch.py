@@ -96,7 +96,8 @@ class _Poll:
         loop = asyncio.get_running_loop()
         later = self._later = loop.create_future()
         later.add_done_callback(self._on_done)
-        self._timer = loop.call_later(self._wait_s, self._stop_waiting)
+        self._deadline = loop.time() + self._wait_s
+        self._timer = loop.call_at(self._deadline, self._stop_waiting)
         self._context.waiting.add_cancel(self._stop_waiting)
         self._go_on()
         return later
@@ -225,6 +226,13 @@ class _Poll:
             self._has_advanced = False
             self._read_ready()
         self._task = asyncio.get_running_loop().create_task(self._read_blocked())
+        self._task.add_done_callback(self._on_read)
+
+    def _on_read(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._later is not None and not self._later.done():
+            self._end()
+            self._later.set_exception(error)
 
     def _arm(self) -> None:
         """Be told of every partition that advances beyond what was found."""
@@ -260,7 +268,8 @@ class _Poll:
         waits = [asyncio.wrap_future(read) for _, read in reads]
         least_s = self._context.settings.remote_fetch_max_wait_ms / 1000
         try:
-            await asyncio.wait(waits, timeout=max(self._left_s(), least_s))
+            left_s = self._deadline - asyncio.get_running_loop().time()
+            await asyncio.wait(waits, timeout=max(left_s, least_s))
             while reads:
                 self._take_read(*reads.pop())
         finally:
@@ -270,10 +279,6 @@ class _Poll:
                 close_late(read)
         self._task = None
         self._go_on()
-
-    def _left_s(self) -> float:
-        assert self._timer is not None, "it was set before anything waited"
-        return self._timer.when() - asyncio.get_running_loop().time()
 
     def _read_in_thread(self, wanted: Wanted) -> Future[Fetched]:
         partition = wanted.partition
