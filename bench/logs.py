@@ -10,7 +10,7 @@ from typing import Any
 from bench.records import START_MS, TOPIC_ID
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
-from tierlog.hot_tier.recovery import OpenRequest
+from tierlog.hot_tier.recovery_scan import OpenRequest
 from tierlog.record_format.produced import ProducedBatches, ProduceLimits, check_produced
 
 

@@ -36,7 +36,7 @@ from tierlog.hot_tier.group_commit import CommitTimes, FlushTimer, GroupCommit
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_folder import LOG, has_segments, path_of
 from tierlog.hot_tier.open_files import OpenFiles
-from tierlog.hot_tier.recovery import OpenRequest
+from tierlog.hot_tier.recovery_scan import OpenRequest
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptBatch,

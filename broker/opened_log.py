@@ -29,7 +29,7 @@ from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_state import no_producer_snapshot, not_uploaded
 from tierlog.hot_tier.open_files import OpenFiles
-from tierlog.hot_tier.recovery import OpenRequest
+from tierlog.hot_tier.recovery_scan import OpenRequest
 from tierlog.manifest.state import MAX_EPOCHS, EpochStart
 
 

@@ -23,7 +23,7 @@ from tierlog.hot_tier import closed_log
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_folder import LOG, TRANSACTION_INDEX, path_of
-from tierlog.hot_tier.recovery import OpenRequest
+from tierlog.hot_tier.recovery_scan import OpenRequest
 from tierlog.hot_tier.segment import SegmentFiles
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.checkpoint_files import EpochEntry

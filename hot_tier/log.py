@@ -27,7 +27,6 @@ from tierlog.hot_tier import log_reader
 from tierlog.hot_tier.derived_files import write_snapshot
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_folder import LogFolder
-from tierlog.hot_tier.log_loader import load_log
 from tierlog.hot_tier.log_state import (
     Clock,
     FetchProducerSnapshot,
@@ -44,7 +43,8 @@ from tierlog.hot_tier.log_writer import LogWriter
 from tierlog.hot_tier.open_files import OpenFiles
 from tierlog.hot_tier.producer_state import Producer
 from tierlog.hot_tier.reaper import Reaper
-from tierlog.hot_tier.recovery import OpenRequest, RecoveryReport
+from tierlog.hot_tier.recovery import load_log
+from tierlog.hot_tier.recovery_scan import OpenRequest, RecoveryReport
 from tierlog.hot_tier.roll import disk_error, roll, truncate_fully_and_start_at
 from tierlog.hot_tier.sealed_segments import (
     SealedSegments,

@@ -261,7 +261,7 @@ class OpeningLog(LogSetting):
 
 
 class LogState(LogSetting):
-    """See the module. Made by `log_loader`, with all that it has."""
+    """See the module. Made by `recovery`, with all that it has."""
 
     def __init__(
         self, setting: LogSetting, opened: OpeningLog, *, log_start_offset: int, unmirrored: bool

@@ -1,305 +1,243 @@
-"""Recovering a log after a crash; the table in `log_loader` lists the cases.
+"""What opening a log does with each state that a stop, a crash or a failing disk may leave behind.
 
-Every batch above the recovery point is verified, the file is truncated at the first bad byte or
-refused, and the indexes are rebuilt.
+| found | action |
+|---|---|
+| clean shutdown | check only the tail of the last segment, from its last index entry |
+| clean shutdown, but the tail is not whole batches | as after a crash |
+| segment entirely below the recovery point | trust its length |
+| segment that ends exactly there | its seal may not have been synced: rebuild the indexes, cut |
+| | what follows its last record (preallocated space) |
+| segment above it, or the last one | check every batch (complete, CRC, offsets increase), rebuild |
+| | the indexes |
+| first bad byte above all that is known to be flushed | see `torn_tail`: refuse (CorruptBatch) if |
+| | whole batches follow, else remove later segments, truncate there, and keep what is cut |
+| first bad byte below that | refuse (CorruptBatch): flushed records were damaged |
+| segment above that which ends before the next one begins | remove later segments |
+| overlapping segments | refuse (CorruptDataError) |
+| log ends below the recovery point | lower the point; `broker` decides whether that is acceptable |
+| index missing, short, unordered, garbage | rebuild; below the recovery point on first use |
+| `.txnindex` empty, short, unordered, garbage | rebuild from the batches |
+| snapshot missing or bad | use an older one and replay more; at the log start, or if none is |
+| | left, the other tier's; rebuild it for an upload |
+| `leader-epoch-checkpoint` missing or bad | rebuild from the batches |
+| the log had gone offline | rewrite what is above the recovery point before flushing it |
+
+Files that are rebuilt when bad are also rebuilt when unreadable (EIO). An unreadable `.log` takes
+the log offline.
+
+After a clean shutdown index files are trusted until a look-up finds an entry that is wrong.
+Recovery flushes everything that it keeps, and the folder, before the log is served. It runs before
+the log is shared and takes no lock.
 """
 
 from __future__ import annotations
 
-import os
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from struct import Struct
 
-from tierlog.host.disk import write_all
-from tierlog.hot_tier.batch_walk import CheckedBatch
-from tierlog.hot_tier.border_check import BatchesInOrder, PlacedRun
+from tierlog.host.durable_file import read_whole
 from tierlog.hot_tier.derived_files import (
-    DeferredProducers,
-    apply_batch,
+    READ_BACK_BYTES,
     load_newest,
+    read_entries,
+    rebuild_transactions,
     replay,
-    write_entries,
-    write_indexes,
-    write_snapshot,
+    restore_older_batches,
 )
-from tierlog.hot_tier.indexes import IndexBuilder
-from tierlog.hot_tier.log_folder import LOG, OFFSET_INDEX, TIME_INDEX, LogFolder
-from tierlog.hot_tier.log_state import OpeningLog, Segments
-from tierlog.hot_tier.roll import open_active, resume_active
+from tierlog.hot_tier.indexes import IndexColumns, LargestTimestamp
+from tierlog.hot_tier.log_folder import OFFLINE_MARKER, OFFSET_INDEX, TIME_INDEX, LogFolder
+from tierlog.hot_tier.log_state import LeaderEpochs, LogSetting, LogState, OpeningLog, Segments
+from tierlog.hot_tier.recovery_scan import OpenRequest, Recovery, RecoveryReport
+from tierlog.hot_tier.roll import create_segment, open_active, resume_active
 from tierlog.hot_tier.segment import Segment, SegmentEnd
-from tierlog.hot_tier.torn_tail import BadBytes, CutFiles, NextSegment, Place
-from tierlog.record_format.batch import BatchHeader
-from tierlog.record_format.errors import CorruptBatch, CorruptDataError
-from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET, AbortedTxn
-
-REWRITE_CHUNK_BYTES: Final = 1 << 20
+from tierlog.record_format.errors import CorruptDataError, CorruptIndex, CorruptSnapshot
+from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET, OFFSET_ENTRY, TIME_ENTRY
 
 
-@dataclass
-class RecoveryReport:
-    """What opening a log changed or checked; the broker logs it."""
+class TailFacts:
+    """The state of the last segment from its index files and its tail: enough to append to it."""
 
-    clean: bool
-    checked_bytes: int = 0
-    truncated_file: str = ""
-    truncated_position: int = 0
-    truncated_bytes: int = 0
-    truncate_reason: str = ""
-    removed_segments: list[int] = field(default_factory=list)
-    rewritten_bytes: int = 0
-    cut_files: list[Path] = field(default_factory=list)  # see `torn_tail`
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenRequest:
-    """What is known about a log before it is opened.
-
-    `clean`: the last process to have it open closed it. `recovery_point`: everything below it was
-    flushed and is not checked. `flushed_end`: everything below it was flushed too, so that records
-    missing below it were lost, not just unflushed at a crash. `log_start_offset`: None if unknown;
-    the log then starts at its first segment. `start_offset`: where a new, empty log begins.
-    `may_cut_from`: somebody accepted that whole batches from this offset on are lost.
-    """
-
-    clean: bool
-    recovery_point: int = 0
-    flushed_end: int = 0
-    log_start_offset: int | None = None
-    start_offset: int = 0
-    may_cut_from: int | None = None
-
-
-class Recovery:
-    """One run over the segments that have to be checked."""
-
-    def __init__(
-        self, state: OpeningLog, folder: LogFolder, request: OpenRequest, report: RecoveryReport
-    ) -> None:
-        self._state, self._folder, self._report = state, folder, report
-        self._recovery_point = request.recovery_point
-        self._flushed_end = max(request.recovery_point, request.flushed_end)
-        self._may_cut_from = request.may_cut_from
-        self._rewrite = folder.went_offline
-        self._deferred = DeferredProducers(state)
-        self._cuts = CutFiles(state.folder, folder.cuts, disk=state.disk)
-
-    def recover(self) -> None:
-        state = self._state
-        items = state.segments.items
-        first = sum(segment.end.next_offset <= self._recovery_point for segment in items[:-1])
-        if first and items[first - 1].end.next_offset == self._recovery_point:
-            self._finish_seal(items[first - 1])
-        state.producers = load_newest(
-            state,
-            self._folder.snapshots,
-            at_most=items[first].base_offset,
-            at_least=state.segments.bases[0],
-        )
-        replay(state, state.producers, end_offset=items[first].base_offset)
-        if first:
-            self._write_snapshot(items[first].base_offset)
-        state.epochs.truncate_from_end(items[first].base_offset)
-        self._recover_all(items[first:])
-        self._report.cut_files = self._cuts.paths
-        state.disk.sync_folder(state.folder)
-
-    def _finish_seal(self, segment: Segment) -> None:
-        """For a segment that ends at the recovery point, trimming its indexes and truncating
-        preallocated space may not have been synced, or may not have happened at all.
-        """
-        builder = IndexBuilder(
-            segment.base_offset, interval_bytes=self._state.config.index_interval_bytes
-        )
-        position, next_offset = 0, segment.base_offset
-        try:
-            for header in segment.headers(self._state.files):
-                builder.index_batch(header, position=header.position)
-                position, next_offset = header.end_position, header.next_offset
-        except CorruptBatch as bad:
-            if next_offset < segment.end.next_offset:
-                raise
-            self._truncate(segment, position, reason=bad.detail)
-            segment.end = SegmentEnd(position, next_offset)
-        self._sync_log(segment)
-        builder.add_time_entry()
-        write_indexes(self._state, segment, builder)
-
-    def _recover_all(self, items: tuple[Segment, ...]) -> None:
-        for number, segment in enumerate(items):
-            is_last = number == len(items) - 1
-            if number:
-                self._write_snapshot(segment.base_offset)
-            limit = None if is_last else items[number + 1].base_offset
-            builder, truncated = self._check(segment, limit)
-            if is_last or truncated:
-                self._activate(segment, builder)
-                return
-            write_indexes(self._state, segment, builder)
-            self._sync_log(segment)
-
-    def _write_snapshot(self, offset: int) -> None:
-        """Also replaces an existing one, which may not have been synced."""
-        write_snapshot(self._state, offset, sync=True)
-        self._folder.snapshots.add(offset)
-
-    def _check(self, segment: Segment, limit: int | None) -> tuple[IndexBuilder, bool]:
-        """Verify every batch; returns the index entries and whether the file was truncated."""
-        state = self._state
-        builder = IndexBuilder(
-            segment.base_offset, interval_bytes=state.config.index_interval_bytes
-        )
-        aborted: list[AbortedTxn] = []
-        position, next_offset, reason = 0, segment.base_offset, ""
+    def __init__(self, state: OpeningLog, segment: Segment) -> None:
         size_bytes = segment.end.size_bytes
-        try:
-            with closing(segment.log_reader(state.files)) as log:
-                for piece in BatchesInOrder(segment, log, size_bytes=size_bytes, limit=limit):
-                    if isinstance(piece, PlacedRun):
-                        self._add_run(builder, piece)
-                        position, next_offset = piece.end_position, piece.run.next_offset
-                        continue
-                    header = piece.header
-                    self._check_overlap(segment, header, limit)
-                    if (abort := self._add(builder, piece)) is not None:
-                        aborted.append(abort)
-                    position, next_offset = header.end_position, header.next_offset
-        except CorruptBatch as bad:
-            reason = bad.detail
-        self._deferred.apply_deferred()
-        if not reason and limit is not None and next_offset < limit and self._flushed_end < limit:
-            reason = f"the segment ends at offset {next_offset - 1}, but the next begins at {limit}"
-        self._report.checked_bytes += position
-        if reason:
-            epoch = state.epochs.latest
-            place = Place(position, next_offset, 0 if epoch is None else epoch)
-            self._truncate_tail(segment, place, limit=limit, reason=reason)
-        # A complete segment ends where the next begins, even if compaction removed its last batch.
-        end_offset = next_offset if reason or limit is None else limit
-        segment.end = SegmentEnd(position, end_offset)
-        write_entries(segment, aborted, disk=state.disk)
-        if limit is not None and not reason:
-            builder.add_time_entry()
-        segment.largest, segment.unchecked_below = builder.largest, segment.base_offset
-        return builder, bool(reason)
+        self.offsets = _read_index(segment, OFFSET_INDEX, OFFSET_ENTRY)
+        self.times = _read_index(segment, TIME_INDEX, TIME_ENTRY)
+        relative, position = self.offsets[-1] if len(self.offsets) else (-1, 0)
+        # The entry that sealing added to the time index has no offset entry: appends would not have
+        # added it.
+        self.times.truncate(column=1, target=relative)
+        self.bytes_since_entry = size_bytes - position
+        self.next_offset = segment.base_offset
+        self.largest = LargestTimestamp(-1, segment.base_offset)
+        if len(self.times):
+            timestamp, offset = self.times[-1]
+            self.largest = LargestTimestamp(timestamp, segment.base_offset + offset)
+        self._walk(state, segment, position, expected=relative if len(self.offsets) else None)
 
-    def _add_run(self, builder: IndexBuilder, placed: PlacedRun) -> None:
-        run = placed.run
-        builder.index_run(run, position=placed.position)
-        self._state.epochs.assign_in_memory(run.leader_epoch, run.base_offset)
-        self._deferred.defer(run)
-
-    def _add(self, builder: IndexBuilder, checked: CheckedBatch) -> AbortedTxn | None:
-        header = checked.header
-        data = b""
-        if header.is_control:
-            data = checked.chunk[checked.start : checked.start + header.size_bytes]
-        self._deferred.apply_deferred()
-        # Before the batch is indexed: its marker may be invalid.
-        aborted = apply_batch(self._state.producers, header, data)
-        builder.index_batch(header, position=header.position)
-        self._state.epochs.assign_in_memory(header.leader_epoch, header.base_offset)
-        return aborted
-
-    def _check_overlap(self, segment: Segment, header: BatchHeader, limit: int | None) -> None:
-        if limit is not None and header.last_offset >= limit:
-            raise CorruptDataError(
-                f"ends at offset {header.last_offset}, but another segment begins at {limit}; "
-                "move one of the two files away, or restore the partition from the bucket "
-                "(`tierlog storage restore`)",
-                file=str(segment.path(LOG)),
-                position=header.position,
-            )
-
-    def _truncate_tail(
-        self, segment: Segment, place: Place, *, limit: int | None, reason: str
+    def _walk(
+        self, state: OpeningLog, segment: Segment, position: int, *, expected: int | None
     ) -> None:
-        self._check_may_cut(segment, place, limit=limit, reason=reason)
-        self._drop_after(segment)
-        self._cuts.keep_tail(segment.path(LOG), place)
-        self._truncate(segment, place.position, reason=reason)
+        end_offset = segment.base_offset + MAX_RELATIVE_OFFSET + 1  # it is not known yet
+        for header in segment.headers(state.files, start=position, end_offset=end_offset):
+            if expected is not None and header.last_offset != segment.base_offset + expected:
+                raise CorruptIndex("does not match the log", file=str(segment.path(OFFSET_INDEX)))
+            expected = None
+            self.next_offset = header.next_offset
+            if header.max_timestamp > self.largest.timestamp:
+                self.largest = LargestTimestamp(header.max_timestamp, header.last_offset)
+        if expected is not None:
+            raise CorruptIndex("points past the end of the log", file=segment.name(OFFSET_INDEX))
 
-    def _check_may_cut(
-        self, segment: Segment, place: Place, *, limit: int | None, reason: str
-    ) -> None:
-        if place.next_offset < self._flushed_end:
-            why = f"everything below offset {self._flushed_end} was flushed, so a"
-        elif self._is_accepted(place) or not self._is_damage(segment, place, limit):
-            return
-        else:
-            why = "whole batches that continue the log follow, so a"
-        raise CorruptBatch(
-            f"{reason}; {why} crash does not explain this, and truncating here would lose records: "
-            "`tierlog storage repair` shows the options",
-            file=str(segment.path(LOG)),
-            position=place.position,
-            offset=place.next_offset,
+
+def _read_index(segment: Segment, suffix: str, layout: Struct) -> IndexColumns:
+    path = segment.path(suffix)
+    data = read_whole(path, CorruptIndex)
+    if len(data) % layout.size:
+        raise CorruptIndex(f"{len(data)} bytes are not whole entries", file=str(path))
+    return IndexColumns(layout, data)
+
+
+def open_clean(state: OpeningLog, folder: LogFolder) -> bool:
+    """Open without a full check; False if the tail is not what a clean shutdown leaves."""
+    segment = state.segments.items[-1]
+    try:
+        facts = TailFacts(state, segment)
+    except (CorruptDataError, FileNotFoundError):
+        return False
+    segment.end = SegmentEnd(segment.end.size_bytes, facts.next_offset)
+    segment.largest, segment.unchecked_below = facts.largest, facts.next_offset
+    state.active = open_active(
+        state,
+        segment,
+        offsets=facts.offsets,
+        times=facts.times,
+        bytes_since_entry=facts.bytes_since_entry,
+    )
+    resume_active(state, state.active)
+    load_producers(state, folder, end_offset=facts.next_offset)
+    return True
+
+
+def load_producers(state: OpeningLog, folder: LogFolder, *, end_offset: int) -> None:
+    """The newest snapshot, the batches after it, and the older batches that a snapshot does not
+    hold.
+    """
+    state.producers = load_newest(
+        state, folder.snapshots, at_most=end_offset, at_least=state.segments.bases[0]
+    )
+    replay(state, state.producers, end_offset=end_offset)
+    if len(state.producers):
+        segment = state.segments.items[-1]
+        start = max(0, segment.end.size_bytes - READ_BACK_BYTES)
+        assert segment.offsets is not None
+        entry = segment.offsets.floor(column=1, target=start)
+        restore_older_batches(
+            state.producers, segment.headers(state.files, start=entry[1] if entry else 0)
         )
 
-    def _is_accepted(self, place: Place) -> bool:
-        return self._may_cut_from is not None and place.next_offset >= self._may_cut_from
 
-    def _is_damage(self, segment: Segment, place: Place, limit: int | None) -> bool:
-        files, following = self._state.files, None
-        end_offset = segment.base_offset + MAX_RELATIVE_OFFSET + 1 if limit is None else limit
-        with ExitStack() as opened:
-            log = opened.enter_context(closing(segment.log_reader(files)))
-            if limit is not None:
-                later = self._state.segments.items[self._state.segments.number_of(limit)]
-                next_log = opened.enter_context(closing(later.log_reader(files)))
-                following = NextSegment(next_log, later.end.size_bytes, limit)
-            end = segment.end.size_bytes
-            bad = BadBytes(log, place, end=end, end_offset=end_offset, following=following)
-            return bad.damaged_until() is not None
+def load_log(
+    setting: LogSetting, folder: LogFolder, request: OpenRequest
+) -> tuple[LogState, RecoveryReport]:
+    """The log in the folder, ready to be served, and what was changed or checked. Raises
+    CorruptDataError, OSError.
+    """
+    report = RecoveryReport(clean=request.clean)
+    report.cut_files = [setting.folder / name for name in folder.cuts]
+    opening = OpeningLog(setting, _list_segments(setting.folder, folder), _load_epochs(setting))
+    with ExitStack() as on_failure:
+        on_failure.callback(opening.close_files)
+        if folder.log_sizes:
+            start = _open_segments(opening, folder, request, report)
+        else:
+            start = _start_empty(opening, folder, request)
+        state = LogState(
+            setting,
+            opening,
+            log_start_offset=start
+            if request.log_start_offset is None
+            else request.log_start_offset,
+            unmirrored=folder.unmirrored,
+        )
+        on_failure.pop_all()
+    return state, report
 
-    def _truncate(self, segment: Segment, position: int, *, reason: str) -> None:
-        path, report = segment.path(LOG), self._report
-        report.truncated_file, report.truncated_position = str(path), position
-        report.truncate_reason = reason
-        report.truncated_bytes += segment.end.size_bytes - position
-        fd = self._state.disk.open(path, os.O_RDWR)
-        try:
-            self._state.disk.truncate(fd, position)
-        finally:
-            os.close(fd)
 
-    def _drop_after(self, segment: Segment) -> None:
-        """Remove the segments after one that is truncated: the log cannot continue there."""
-        state, report = self._state, self._report
-        kept = state.segments.number_of(segment.base_offset) + 1
-        for later in reversed(state.segments.items[kept:]):  # a crash leaves no hole
-            report.removed_segments.insert(0, later.base_offset)
-            report.truncated_bytes += later.end.size_bytes
-            self._folder.remove_segment(later.base_offset, keep_log=self._cuts.keep_segment)
-            state.files.invalidate(later.name(LOG))  # a new segment may get the name
-        state.segments = Segments.of(state.segments.items[:kept])
+def _list_segments(path: Path, folder: LogFolder) -> tuple[Segment, ...]:
+    bases = sorted(folder.log_sizes)
+    items = []
+    for number, base_offset in enumerate(bases):
+        following = bases[number + 1] if number + 1 < len(bases) else base_offset
+        segment = Segment(path, base_offset, SegmentEnd(folder.log_sizes[base_offset], following))
+        segment.unchecked_below = following
+        segment.has_transactions = base_offset in folder.transaction_indexes
+        items.append(segment)
+    return tuple(items)
 
-    def _activate(self, segment: Segment, builder: IndexBuilder) -> None:
-        state = self._state
-        for suffix in (OFFSET_INDEX, TIME_INDEX):
-            state.disk.unlink(segment.path(suffix))
-        active = open_active(state, segment, bytes_since_entry=builder.bytes_since_entry)
-        state.active = active
-        active.add_entries(builder.offset_entries, builder.time_entries)
-        resume_active(state, active)
-        self._sync_log(segment)
 
-    def _sync_log(self, segment: Segment) -> None:
-        """Sync the bytes; rewrite them first if the page cache cannot be trusted."""
-        fd = self._state.disk.open(segment.path(LOG), os.O_RDWR)
-        try:
-            if self._rewrite:
-                self._rewrite_bytes(fd, segment.end.size_bytes)
-            self._state.disk.sync_bytes(fd)
-        finally:
-            os.close(fd)
+def _load_epochs(setting: LogSetting) -> LeaderEpochs:
+    """Empty if there is no valid file."""
+    try:
+        return LeaderEpochs.load(setting.folder, disk=setting.disk)
+    except (FileNotFoundError, CorruptSnapshot):
+        return LeaderEpochs(setting.folder, disk=setting.disk)
 
-    def _rewrite_bytes(self, fd: int, size_bytes: int) -> None:
-        """Write the same bytes to the same positions, so that pages that a failed sync left clean
-        become dirty again.
-        """
-        for position in range(0, size_bytes, REWRITE_CHUNK_BYTES):
-            data = os.pread(fd, min(REWRITE_CHUNK_BYTES, size_bytes - position), position)
-            write_all(self._state.disk, fd, [data], position)
-            self._report.rewritten_bytes += len(data)
+
+def _start_empty(state: OpeningLog, folder: LogFolder, request: OpenRequest) -> int:
+    """Returns where the log starts."""
+    start = max(request.start_offset, request.log_start_offset or 0)
+    state.producers = load_newest(state, folder.snapshots, at_most=start, at_least=start)
+    state.active = create_segment(state, start)
+    state.segments = Segments.of((state.active.segment,))
+    state.epochs.truncate_from_end(start)
+    state.epochs.save()  # syncs the folder, with the segment's files
+    return start
+
+
+def _open_segments(
+    state: OpeningLog, folder: LogFolder, request: OpenRequest, report: RecoveryReport
+) -> int:
+    """Returns where the local log starts."""
+    epochs_were_lost = not state.epochs.entries
+    if not (request.clean and not folder.went_offline and open_clean(state, folder)):
+        report.clean = False
+        Recovery(state, folder, request, report).recover()
+    _check_transaction_indexes(state, folder)
+    start = state.segments.bases[0]
+    if epochs_were_lost and state.log_end_offset > start:
+        _epochs_from_batches(state)
+    _finish_open(state, folder, report)
+    return start
+
+
+def _check_transaction_indexes(state: OpeningLog, folder: LogFolder) -> None:
+    """Checked at every open, as in Kafka: read_committed consumers rely on nothing else."""
+    for segment in state.segments.items:
+        if segment.has_transactions and not _has_valid_transaction_index(segment):
+            rebuild_transactions(state, segment, folder.snapshots)
+
+
+def _has_valid_transaction_index(segment: Segment) -> bool:
+    try:
+        return bool(read_entries(segment))  # a segment without aborted transactions has no file
+    except CorruptIndex:
+        return False
+
+
+def _finish_open(state: OpeningLog, folder: LogFolder, report: RecoveryReport) -> None:
+    """The common end of every open: epochs, snapshots, the offline marker."""
+    entries = state.epochs.entries
+    state.epochs.truncate_from_end(state.log_end_offset)
+    if state.epochs.entries != entries or not report.clean:
+        state.epochs.save()
+    folder.remove_stray_snapshots(end_offset=state.log_end_offset)
+    if folder.went_offline:
+        state.disk.unlink(state.folder / OFFLINE_MARKER)
+
+
+def _epochs_from_batches(state: OpeningLog) -> None:
+    state.epochs.truncate_from_end(0)  # recovery has only those of the segments that it checked
+    for segment in state.segments.items:
+        for header in segment.headers(state.files):
+            state.epochs.assign_in_memory(header.leader_epoch, header.base_offset)
+    state.epochs.save()

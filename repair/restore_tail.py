@@ -63,7 +63,7 @@ from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_folder import LOG, SNAPSHOT, path_of
 from tierlog.hot_tier.open_files import zero_filling_pread
-from tierlog.hot_tier.recovery import OpenRequest
+from tierlog.hot_tier.recovery_scan import OpenRequest
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.state import EpochStart, Manifest
 from tierlog.manifest.store import ManifestStore

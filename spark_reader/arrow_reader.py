@@ -21,9 +21,9 @@ import pyarrow as pa
 from tierlog.record_format.arrow_columns import COLUMNS, SCHEMA
 from tierlog.record_format.errors import InvalidOption
 from tierlog.spark_reader.options import NAMES, is_kafka_option, parse_options, wants_headers
-from tierlog.spark_reader.plan import log_to_stderr
 from tierlog.spark_reader.planner import Planner
 from tierlog.spark_reader.split_reader import SplitReader
+from tierlog.spark_reader.splits import log_to_stderr
 
 Option = str | int | float | bool | datetime | PathLike[str] | Mapping[str, object]
 

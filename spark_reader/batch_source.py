@@ -21,8 +21,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tierlog.record_format.record_walk import I64_MAX, I64_MIN, RowFilter
 from tierlog.spark_reader.options import ReadOptions
-from tierlog.spark_reader.plan import NO_FILTERS, Filters, Split, log_to_stderr, pack_tasks
 from tierlog.spark_reader.planner import Planner
+from tierlog.spark_reader.splits import NO_FILTERS, Filters, Split, log_to_stderr, pack_tasks
 from tierlog.spark_reader.workarounds import (
     FILTERS_BY_SCAN,
     PushFilters,

@@ -38,7 +38,7 @@ from tierlog.spark_reader import cold_index
 from tierlog.spark_reader.access import Connections, map_ahead, parallel_map
 from tierlog.spark_reader.option_values import AtTime
 from tierlog.spark_reader.options import NO_LIMITS, ReadOptions
-from tierlog.spark_reader.plan import ChunkPiece, Gaps, PartitionFacts
+from tierlog.spark_reader.splits import ChunkPiece, Gaps, PartitionFacts
 from tierlog.spark_reader.stream_offsets import StreamOffsets
 from tierlog.spark_reader.topics import TopicFacts, Topics
 

@@ -18,7 +18,7 @@ from tierlog.record_format.decode import first_at_time
 from tierlog.record_format.errors import CorruptBatch, MissingObject
 from tierlog.record_format.record_walk import RowFilter
 from tierlog.record_format.segment_entry import SegmentEntry
-from tierlog.spark_reader.plan import ChunkPiece
+from tierlog.spark_reader.splits import ChunkPiece
 
 
 def chunk_pieces(indexes: SegmentIndexes, entry: SegmentEntry) -> Iterator[ChunkPiece]:

@@ -21,8 +21,8 @@ from tierlog.record_format.errors import InvalidOption, closest_match
 from tierlog.spark_reader import option_values as read
 from tierlog.spark_reader.access import Access
 from tierlog.spark_reader.option_values import EARLIEST, LATEST, Bounds, NoMatch, is_backwards
-from tierlog.spark_reader.plan import SplitLimits
 from tierlog.spark_reader.s3a import S3ASettings
+from tierlog.spark_reader.splits import SplitLimits
 
 
 class Use(StrEnum):

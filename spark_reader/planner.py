@@ -1,4 +1,4 @@
-"""Plans a read from its options: fetches facts from the catalog for the pure functions of `plan`,
+"""Plans a read from its options: fetches facts from the catalog for the pure functions of `splits`,
 which make all decisions.
 """
 
@@ -16,7 +16,7 @@ from tierlog.spark_reader.catalog import Catalog
 from tierlog.spark_reader.cold_index import may_match
 from tierlog.spark_reader.option_values import EARLIEST, LATEST, AtTime, NoMatch, OffsetSpec
 from tierlog.spark_reader.options import ReadOptions
-from tierlog.spark_reader.plan import (
+from tierlog.spark_reader.splits import (
     NO_FILTERS,
     ChunkPiece,
     DataLoss,

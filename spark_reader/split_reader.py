@@ -34,7 +34,7 @@ from tierlog.record_format.errors import (
 from tierlog.record_format.record_walk import RowFilter
 from tierlog.spark_reader.access import Connections
 from tierlog.spark_reader.options import ReadOptions
-from tierlog.spark_reader.plan import (
+from tierlog.spark_reader.splits import (
     NO_FILTERS,
     DataLossPolicy,
     Filters,

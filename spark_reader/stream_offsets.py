@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tierlog.record_format.errors import CorruptDataError
-from tierlog.spark_reader.plan import Gaps, count_offsets, ranges_outside
+from tierlog.spark_reader.splits import Gaps, count_offsets, ranges_outside
 
 PartitionName = tuple[str, int]
 

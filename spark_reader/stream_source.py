@@ -28,14 +28,14 @@ from tierlog.record_format.record_walk import I64_MAX
 from tierlog.spark_reader.access import Connections, parallel_map
 from tierlog.spark_reader.batch_source import SplitPartition
 from tierlog.spark_reader.options import NO_LIMITS, ReadOptions, TriggerLimits
-from tierlog.spark_reader.plan import (
+from tierlog.spark_reader.planner import Planner
+from tierlog.spark_reader.splits import (
     OffsetRange,
     PartitionFacts,
     log_to_stderr,
     pack_tasks,
     skip_gap,
 )
-from tierlog.spark_reader.planner import Planner
 from tierlog.spark_reader.stream_offsets import (
     Backlog,
     PartitionName,

@@ -34,9 +34,9 @@ from tierlog.spark_reader.jobs.replay_plan import (
 )
 from tierlog.spark_reader.jobs.session import Progress, progress_reported
 from tierlog.spark_reader.options import NAMES, ReadOptions, parse_options
-from tierlog.spark_reader.plan import MAX_SPLIT_BYTES, DataLoss
 from tierlog.spark_reader.planner import Planner
 from tierlog.spark_reader.s3a import S3ASettings, settings_of
+from tierlog.spark_reader.splits import MAX_SPLIT_BYTES, DataLoss
 from tierlog.spark_reader.topics import Topics
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tierlog.record_format.errors import CorruptDataError
-from tierlog.spark_reader.plan import OffsetRange, Split
+from tierlog.spark_reader.splits import OffsetRange, Split
 
 FORMAT_VERSION: Final = 1
 

@@ -13,7 +13,7 @@ from tierlog.host.file_slice import TierRead
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_writer import Append, AppendResult
-from tierlog.hot_tier.recovery import OpenRequest
+from tierlog.hot_tier.recovery_scan import OpenRequest
 from tierlog.record_format.batch import BatchHeader, iter_headers, parse_header
 from tierlog.record_format.decode import Record, decode_batch, min_timestamp_of
 from tierlog.record_format.encode import encode_batch

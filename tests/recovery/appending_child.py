@@ -14,7 +14,7 @@ from tierlog.hot_tier.group_commit import FlushTimer, GroupCommit
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_writer import Acks, Append
-from tierlog.hot_tier.recovery import OpenRequest
+from tierlog.hot_tier.recovery_scan import OpenRequest
 
 log = PartitionLog.open(
     Path(sys.argv[1]),

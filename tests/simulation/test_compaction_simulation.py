@@ -21,7 +21,7 @@ from tierlog.hot_tier import segment_swap
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_writer import Append
-from tierlog.hot_tier.recovery import OpenRequest
+from tierlog.hot_tier.recovery_scan import OpenRequest
 from tierlog.record_format.compaction import PlainKeyTable
 
 STEPS = 100

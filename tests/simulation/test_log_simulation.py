@@ -21,7 +21,7 @@ from tests.simulation.steps import run, seeds
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_writer import Append
-from tierlog.hot_tier.recovery import OpenRequest
+from tierlog.hot_tier.recovery_scan import OpenRequest
 from tierlog.record_format.errors import CorruptDataError, OffsetTrimmed, OutOfOrderSequence
 
 STEPS = 150

@@ -24,7 +24,7 @@ from tierlog.broker.groups import NewOffset
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.hot_tier.log import PartitionLog
-from tierlog.hot_tier.recovery import OpenRequest
+from tierlog.hot_tier.recovery_scan import OpenRequest
 from tierlog.object_store.open import open_store
 from tierlog.record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from tierlog.record_format.errors import DiskFull, InvalidConfig

@@ -15,7 +15,7 @@ from tierlog.broker.cold_log import ColdLog
 from tierlog.broker.take_over import TakeOverPlan
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
-from tierlog.hot_tier.recovery import OpenRequest
+from tierlog.hot_tier.recovery_scan import OpenRequest
 from tierlog.manifest.state import Reason
 from tierlog.manifest.store import ManifestStore
 from tierlog.manifest.topic_objects import TopicObjects

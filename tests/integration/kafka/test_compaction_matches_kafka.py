@@ -17,7 +17,7 @@ from tests.fakes.real_kafka import complaints
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_writer import Append
-from tierlog.hot_tier.recovery import OpenRequest
+from tierlog.hot_tier.recovery_scan import OpenRequest
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.checkpoint_files import format_topic_id, parse_partition_metadata
 from tierlog.record_format.compaction import make_key_table

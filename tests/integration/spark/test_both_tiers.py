@@ -22,9 +22,9 @@ from tierlog.record_format.errors import CorruptDataError, InvalidOption, Unknow
 from tierlog.spark_reader import access
 from tierlog.spark_reader.catalog import Catalog
 from tierlog.spark_reader.options import parse_options
-from tierlog.spark_reader.plan import DataLoss
 from tierlog.spark_reader.planner import Planner
 from tierlog.spark_reader.split_reader import SplitReader
+from tierlog.spark_reader.splits import DataLoss
 from tierlog.spark_reader.topics import Topics
 
 

@@ -27,7 +27,7 @@ from tierlog.spark_reader.jobs.hadoop_files import HadoopFolder
 from tierlog.spark_reader.jobs.replay import ToFiles, ToTopic, replay
 from tierlog.spark_reader.jobs.stats import chart_svg, stats
 from tierlog.spark_reader.jobs.verify import verify
-from tierlog.spark_reader.plan import DataLoss
+from tierlog.spark_reader.splits import DataLoss
 
 pytestmark = pytest.mark.spark
 

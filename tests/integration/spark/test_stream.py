@@ -20,7 +20,7 @@ from tierlog.spark_reader import catalog
 from tierlog.spark_reader.batch_source import TierlogReader
 from tierlog.spark_reader.catalog import Catalog
 from tierlog.spark_reader.options import parse_options
-from tierlog.spark_reader.plan import DataLoss, Filters, PartitionFacts
+from tierlog.spark_reader.splits import DataLoss, Filters, PartitionFacts
 from tierlog.spark_reader.stream_offsets import StreamOffsets
 
 pytest.importorskip("pyspark.sql.streaming.datasource", reason="streams need pyspark 4.2")

@@ -34,9 +34,9 @@ from tierlog.spark_reader import access
 from tierlog.spark_reader.cold_index import may_match
 from tierlog.spark_reader.jobs.replay_plan import split_into_steps, step_options
 from tierlog.spark_reader.options import parse_options
-from tierlog.spark_reader.plan import NO_FILTERS, DataLoss
 from tierlog.spark_reader.planner import Planner
 from tierlog.spark_reader.split_reader import SplitReader
+from tierlog.spark_reader.splits import NO_FILTERS, DataLoss
 
 
 @pytest.fixture(scope="module")

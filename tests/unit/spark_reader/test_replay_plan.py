@@ -11,7 +11,7 @@ from tierlog.spark_reader.jobs.replay_plan import (
     split_into_steps,
     step_options,
 )
-from tierlog.spark_reader.plan import OffsetRange, PartitionFacts, Split
+from tierlog.spark_reader.splits import OffsetRange, PartitionFacts, Split
 
 
 def offset_range(partition, start, end):

@@ -2,8 +2,8 @@ import queue
 
 import pytest
 
-from tierlog.spark_reader.plan import Split
 from tierlog.spark_reader.split_reader import one_ahead, tail_bytes
+from tierlog.spark_reader.splits import Split
 
 
 def test_exactly_one_piece_is_fetched_ahead():

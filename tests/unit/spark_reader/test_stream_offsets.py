@@ -3,7 +3,7 @@ from itertools import product
 
 import pytest
 
-from tierlog.spark_reader.plan import count_offsets, first_lost, ranges_outside, skip_gap
+from tierlog.spark_reader.splits import count_offsets, first_lost, ranges_outside, skip_gap
 from tierlog.spark_reader.stream_offsets import (
     Backlog,
     CorruptCheckpoint,

@@ -3,7 +3,7 @@ import random
 from tierlog.cold_tier.index_bundle import Chunk
 from tierlog.cold_tier.ranged_reader import ChunkRef
 from tierlog.record_format.record_walk import RowFilter
-from tierlog.spark_reader.plan import (
+from tierlog.spark_reader.splits import (
     ChunkPiece,
     PartitionWork,
     SplitLimits,
