@@ -1,5 +1,5 @@
 """What is constant while a broker runs, with a strong ETag: files of our package, `/openapi.json`,
-and at `/docs` the same as a page, with a bundled Swagger UI.
+and at `/docs` the same as a page.
 
 * Files are looked up by name in a table: a path is never built from a request.
 * `/docs` looks like the console and leads back to it: it has the console's stylesheet, and its
@@ -8,8 +8,6 @@ and at `/docs` the same as a page, with a bundled Swagger UI.
   without a network.
 * The page and its files contain only what is public in our package, and a browser sends no token
   for them, so they are open; the page asks for the token that the document needs.
-* `docs/swagger_ui/` has the necessary files of swagger-ui-dist 5.35.0 (Apache-2.0, with its
-  license), unchanged except for the stylesheet's reference to a source map.
 """
 
 from __future__ import annotations
@@ -41,7 +39,6 @@ _PAGE: Final = b"""<!doctype html>
 <script src="console/static/choices.js"></script>
 <title>tierlog: the HTTP API</title>
 <link rel="icon" href="console/static/icon.svg" type="image/svg+xml">
-<link rel="stylesheet" href="docs/swagger-ui.css">
 <link rel="stylesheet" href="console/static/console.css">
 <link rel="stylesheet" href="docs/docs.css">
 </head>
@@ -55,13 +52,15 @@ _PAGE: Final = b"""<!doctype html>
 <a href="/#/store">Store</a>
 <a href="/docs" aria-current="page">API</a>
 </nav>
+<span class="grow"></span>
+<button type="button" class="quiet" id="other-token" hidden>Another token</button>
 </header>
-<div id="swagger-ui"></div>
+<main id="calls"></main>
 <dialog id="ask-token" aria-labelledby="ask-token-title">
 <form>
 <h2 id="ask-token-title">This broker requires a token</h2>
-<p>One with the scope <code>read</code> is enough. It is kept only in this tab, until the tab is
-closed.</p>
+<p>One with the scope <code>read</code> shows the page; calls are sent with it. It is kept only in this
+tab, until the tab is closed.</p>
 <label>Token
 <input type="password" name="token" autocomplete="off" spellcheck="false" required></label>
 <p id="refusal" class="refusal" role="alert"></p>
@@ -69,17 +68,15 @@ closed.</p>
 </form>
 </dialog>
 <noscript>The same is in <a href="openapi.json">openapi.json</a>.</noscript>
-<script src="docs/swagger-ui-bundle.js"></script>
 <script src="docs/docs.js"></script>
 </body>
 </html>
 """
-# Swagger UI's stylesheet draws with data: images.
 _HEADERS: Final[HeaderList] = [
     (
         b"content-security-policy",
         b"default-src 'none'; script-src 'self'; style-src 'self'; "
-        b"img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        b"img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
         b"frame-ancestors 'none'",
     ),
     (b"x-content-type-options", b"nosniff"),
@@ -136,7 +133,7 @@ class PackagedFiles:
         return tagged_response(request, self._read[file], media_type.decode(), self.headers)
 
 
-_FILES: Final = PackagedFiles("tierlog.api.http.docs", "swagger_ui", DOCS_NAMES, _HEADERS)
+_FILES: Final = PackagedFiles("tierlog.api.http.docs", "page", DOCS_NAMES, _HEADERS)
 
 
 async def docs_page() -> Response:

@@ -51,11 +51,6 @@ CONSOLE_NAMES: Final[Mapping[str, bytes]] = {
 DOCS_NAMES: Final[Mapping[str, bytes]] = {
     "docs.js": SCRIPT,
     "docs.css": STYLE,
-    "swagger-ui-bundle.js": SCRIPT,
-    "swagger-ui.css": STYLE,
-    "LICENSE": TEXT,
-    "NOTICE": TEXT,
-    "swagger-ui-bundle.js.LICENSE.txt": TEXT,
 }
 # The pages of the console and of the documentation, and their scripts, contain no data, and have to
 # be served without a token so that they can ask for one.
