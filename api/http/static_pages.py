@@ -59,8 +59,8 @@ _PAGE: Final = b"""<!doctype html>
 <dialog id="ask-token" aria-labelledby="ask-token-title">
 <form>
 <h2 id="ask-token-title">This broker requires a token</h2>
-<p>One with the scope <code>read</code> shows the page; calls are sent with it. It is kept only in this
-tab, until the tab is closed.</p>
+<p>One with the scope <code>read</code> shows the page; calls are sent with it. It is kept only in
+this tab, until the tab is closed.</p>
 <label>Token
 <input type="password" name="token" autocomplete="off" spellcheck="false" required></label>
 <p id="refusal" class="refusal" role="alert"></p>
