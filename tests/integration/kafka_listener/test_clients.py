@@ -1,8 +1,11 @@
 """Real clients, as they are, over both tiers; and the other door over the same log."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiokafka
+import confluent_kafka
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
@@ -57,19 +60,95 @@ def consume(served: Served, topic: str, count: int, **settings: object) -> list[
 
 
 @pytest.mark.parametrize("codec", [None, "gzip", "lz4", "zstd"])
-@pytest.mark.parametrize("idempotent", [True, False])
-def test_what_is_produced_is_consumed(
-    served: Served, codec: str | None, *, idempotent: bool
-) -> None:
+def test_kafka_python(served: Served, codec: str | None) -> None:
     served.broker.create_topic("flights")
-    values = [b"value %d" % number for number in range(1000)]
-    offsets = produce(
-        served, "flights", values, compression_type=codec, enable_idempotence=idempotent
-    )
-    assert offsets == list(range(1000))
-    assert consume(served, "flights", 1000) == values
+    for idempotent, first in (True, 0), (False, 1000):
+        values = [b"value %d" % number for number in range(first, first + 1000)]
+        offsets = produce(
+            served, "flights", values, compression_type=codec, enable_idempotence=idempotent
+        )
+        assert offsets == list(range(first, first + 1000))
+    everything = [b"value %d" % number for number in range(2000)]
+    assert consume(served, "flights", 2000) == everything
+    assert consumed_over_http(served, "flights") == everything
+
+
+def consumed_over_http(served: Served, topic: str) -> list[bytes | None]:
     with Client(served.server.url) as client:
-        assert [one.value for one in client.fetch("flights", 0).records[:3]] == values[:3]
+        end = client.offsets(topic, 0).high_watermark
+        return [one.value for one in client.consume(topic, end_offset=end)]
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_confluent_kafka(tiered: Served, codec: str) -> None:
+    """librdkafka: without fetch sessions, idempotent."""
+    tiered.broker.create_topic("flights", config=SMALL)
+    settings = {"bootstrap.servers": address(tiered)}
+    producer = confluent_kafka.Producer(
+        {**settings, "enable.idempotence": True, "compression.type": codec, "linger.ms": 2}
+    )
+    delivered: list[int] = []
+
+    def on_delivery(error: object, message: confluent_kafka.Message) -> None:
+        assert error is None
+        delivered.append(message.offset())
+
+    values = [b"%06d" % number * 20 for number in range(2000)]
+    for part in values[:1500], values[1500:]:
+        for value in part:
+            producer.produce("flights", value, key=b"k", on_delivery=on_delivery)
+        assert producer.flush(30) == 0
+        tiered.broker.offload("flights", wait_ms=20_000)
+    assert delivered == list(range(2000))
+    consumer = confluent_kafka.Consumer(
+        {**settings, "group.id": "none", "enable.auto.commit": False}
+    )
+    place = confluent_kafka.TopicPartition("flights", 0, 0)
+    consumer.assign([place])
+    found = []
+    while len(found) < 2000:
+        message = consumer.poll(30)
+        assert message is not None
+        assert message.error() is None
+        found.append(message.value())
+    assert found == values
+    assert consumer.get_watermark_offsets(place) == (0, 2000)
+    consumer.close()
+    assert consumed_over_http(tiered, "flights") == values
+
+
+def test_aiokafka(served: Served) -> None:
+    served.broker.create_topic("flights")
+    values = [b"value %d" % number for number in range(500)]
+
+    async def run() -> list[bytes]:
+        settings = {"bootstrap_servers": address(served)}
+        producer = aiokafka.AIOKafkaProducer(**settings, enable_idempotence=True)
+        await producer.start()
+        sent = [await producer.send("flights", value) for value in values]
+        assert [(await one).offset for one in sent] == list(range(500))
+        await producer.stop()
+        consumer = aiokafka.AIOKafkaConsumer(**settings)
+        await consumer.start()
+        place = aiokafka.TopicPartition("flights", 0)
+        consumer.assign([place])
+        await consumer.seek_to_beginning(place)
+        found: list[bytes] = []
+        while len(found) < 500:
+            got = await consumer.getmany(timeout_ms=20_000)
+            found += [one.value for records in got.values() for one in records]
+        await consumer.stop()
+        return found
+
+    assert asyncio.run(run()) == values
+
+
+def test_what_http_writes_a_kafka_client_reads(served: Served) -> None:
+    served.broker.create_topic("flights")
+    values = [b"value %d" % number for number in range(100)]
+    with Client(served.server.url) as client:
+        client.produce("flights", values)
+    assert consume(served, "flights", 100) == values
 
 
 def test_records_in_the_bucket_are_read_as_those_on_disk(tiered: Served) -> None:

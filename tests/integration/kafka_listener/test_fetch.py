@@ -28,6 +28,7 @@ from tests.fakes.served_broker import Served, served_broker
 from tests.fakes.waiting import until
 from tierlog.api.kafka.error_codes import Code
 from tierlog.api.kafka.settings import KafkaSettings
+from tierlog.broker.partition import Partition
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.object_store.open import open_store
 from tierlog.record_format.produced import build_produced
@@ -260,3 +261,49 @@ def test_a_committed_read_leaves_out_what_was_aborted(tmp_path: Path, tier: str)
             consumer.close()
     assert read["read_committed"] == [b"plain", b"committed"]
     assert read["read_uncommitted"] == [b"plain", b"aborted", b"committed", b"open"]
+
+
+# --- sessions -------------------------------------------------------------------------------------
+
+
+def test_a_session_touches_only_what_has_advanced(
+    served: Served, caller: KafkaCaller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.broker.create_topic("a", partitions=100)
+    full = fetch_request(*(("a", number, 0) for number in range(100)), session=(0, 0))
+    first = caller.ask(full, VERSION)
+    assert len(partitions_of(first)) == 100
+    looked_at: list[int] = []
+    offsets = Partition.offsets
+
+    def counted(partition: Partition) -> Any:
+        looked_at.append(partition.number)
+        return offsets(partition)
+
+    monkeypatch.setattr(Partition, "offsets", counted)
+    news: list[tuple[str, int, int]] = []
+    for epoch, (number, offset) in enumerate([(7, 0), (42, 0), (7, 1)], 1):
+        request = fetch_request(*news, session=(first.session_id, epoch), max_wait_ms=LONG_MS)
+        caller.send(request, VERSION)
+        until_it_waits(served)
+        append(served, "a", b"%d" % epoch, partition=number)
+        (found,) = partitions_of(caller.answer(request, VERSION))
+        assert (found.partition_index, values_in(found.records)) == (number, [b"%d" % epoch])
+        news = [("a", number, offset + 1)]
+    assert set(looked_at) == {7, 42}
+
+
+def test_a_client_that_reconnects_ends_its_earlier_wait(
+    served: Served, callers: Callable[[], KafkaCaller]
+) -> None:
+    served.broker.create_topic("a")
+    before, after = callers(), callers()
+    mine = before.ask(fetch_request(("a", 0, 0), session=(0, 0)), VERSION).session_id
+    waits = fetch_request(session=(mine, 1), max_wait_ms=LONG_MS)
+    before.send(waits, VERSION)
+    until_it_waits(served)
+    again = fetch_request(session=(mine, 2), max_wait_ms=LONG_MS)
+    after.send(again, VERSION)
+    assert before.answer(waits, VERSION).error_code == Code.INVALID_FETCH_SESSION_EPOCH
+    append(served, "a", b"1")
+    assert values_of(after.answer(again, VERSION)) == [[b"1"]]
