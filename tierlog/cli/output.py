@@ -111,17 +111,17 @@ def format_size(size_bytes: int | None) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
-def format_time(timestamp_ms: int | None) -> str:
+def format_time(timestamp_ms: int | None, *, timespec: str = "seconds") -> str:
     """RFC 3339 in UTC, or a dash for none."""
-    from datetime import UTC, datetime
+    from datetime import UTC, datetime, timedelta
 
     if timestamp_ms is None or timestamp_ms < 0:
         return "-"
     try:
-        when = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
-    except (OverflowError, ValueError):
+        when = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=timestamp_ms)
+    except OverflowError:
         return str(timestamp_ms)
-    return when.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return when.isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
 def format_member(name: str, value: Any) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import typer
 
+from tierlog.cli.output import format_time
 from tierlog.client.records import json_member
 from tierlog.record_format.errors import did_you_mean
 
@@ -37,16 +38,7 @@ def _headers(record: ConsumedRecord) -> bytes:
 
 
 def _time(record: ConsumedRecord) -> bytes:
-    """RFC 3339 in UTC with milliseconds, or a dash if there is none."""
-    from datetime import UTC, datetime, timedelta
-
-    if record.timestamp < 0:
-        return b"-"
-    try:
-        when = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=record.timestamp)
-    except OverflowError:
-        return str(record.timestamp).encode()
-    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
+    return format_time(record.timestamp, timespec="milliseconds").encode()
 
 
 def _length(field: str) -> Callable[[ConsumedRecord], bytes]:

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import os
-import re
 import ssl
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
@@ -21,13 +20,12 @@ import httpx2
 
 from tierlog.client.exchange import ConnectionLost, NotSent, Outcome
 from tierlog.client.wire import DEFAULT_SERVER, Request, Response
-from tierlog.client.workarounds import is_without_response
+from tierlog.client.workarounds import is_without_response, text_of
 from tierlog.host.loopback import is_loopback
 from tierlog.record_format.errors import ConfigurationError, SettingsError
 
 Http = TypeVar("Http")
 
-_ERRNO: Final = re.compile(r"^\[Errno -?\d+\] ")
 _NOT_TLS: Final = frozenset(("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"))  # OpenSSL 1 to 4
 _UNKNOWN_CA: Final = frozenset((18, 19, 20))  # X509_V_ERR_: self-signed, or no local issuer
 TIMEOUT_MAX_S: Final = 10**9  # a socket can wait longer, also with the wait of a long poll added
@@ -149,7 +147,7 @@ def to_response(response: httpx2.Response) -> Response:
 
 def to_outcome(error: httpx2.RequestError) -> Outcome:
     """Also for a response that cannot be decompressed, such as one that a proxy truncated."""
-    reason = (_ERRNO.sub("", str(error)) or type(error).__name__) + _hint(error)
+    reason = (text_of(error) or type(error).__name__) + _hint(error)
     if isinstance(error, _NOT_SENT):
         return NotSent(f"{error.request.url.netloc.decode()}: {reason}")
     return ConnectionLost(reason)

@@ -1,7 +1,10 @@
-"""What the client knows of the inside of httpx2 and anyio, and what would make it needless."""
+"""What the client knows of the inside of httpx2 and anyio: each with its issue where there is one,
+and with what would make it needless.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import httpx2
@@ -11,12 +14,20 @@ _NO_RESPONSE: Final = "Server disconnected without sending a response"
 
 
 def is_without_response(error: httpx2.RequestError) -> bool:
-    """Until httpx2 tells a connection that was closed before its response by a class."""
+    """encode/httpx#2983: until a connection that was closed before its response has a class."""
     return isinstance(error, httpx2.RemoteProtocolError) and _NO_RESPONSE in str(error)
 
 
+_ERRNO: Final = re.compile(r"^\[Errno -?\d+\] ")
+
+
+def text_of(error: httpx2.RequestError) -> str:
+    """Until httpx2 keeps the OSError, and not its text alone: what it says, without its number."""
+    return _ERRNO.sub("", str(error))
+
+
 def is_closed_at_once(error: AttributeError) -> bool:
-    """Until anyio raises an OSError where uvloop has no socket for a new connection any more, since
-    it was closed at once: a broker that is stopping.
+    """Akin to MagicStack/uvloop#560: until anyio raises an OSError where uvloop has no socket for a
+    new connection any more, since it was closed at once, by a broker that is stopping.
     """
     return error.name == "getpeername"

@@ -10,6 +10,14 @@ from tests.fakes.architecture_page import PAGE, ROOT, WALK, functions_in
 
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"))
 FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir()}
+# A longer walk is a decision: what it is for goes into the commit that raises its number.
+FILES_MAX = {
+    "Produce": 15,
+    "Hot fetch": 13,
+    "Cold fetch": 17,
+    "Roll to manifest": 20,
+    "Spark split to Arrow": 17,
+}
 PATH = re.compile(r"`([a-z_]+/[\w./]*)`")
 
 
@@ -24,11 +32,12 @@ def test_each_function_stands_in_the_file_that_is_named_with_it():
     assert [(file, name) for file, name in named if name not in defined(file)] == []
 
 
-def test_a_walk_says_how_many_files_it_crosses():
+def test_a_walk_says_how_many_files_it_crosses_and_grows_no_longer_by_chance():
     for title, text in WALK.findall(PAGE):
         stated = int(re.search(r"(\d+) files", text)[1])
-        files = re.findall(r"^\d+\. `([\w/]+\.py)`", text, re.M)
-        assert (title, stated) == (title, len(set(files)))
+        files = set(re.findall(r"^\d+\. `([\w/]+\.py)`", text, re.M))
+        assert (title, stated) == (title, len(files))
+        assert (title, stated) <= (title, FILES_MAX[title])
 
 
 def test_the_drawing_has_the_arrows_that_the_imports_have():
