@@ -81,6 +81,18 @@ class Action(StrEnum):
     NONE = "none"
 
 
+# What a running broker may carry out: every record is as readable afterwards as before.
+LOSSLESS: Final = frozenset(
+    (
+        Action.MAKE_INDEXES,
+        Action.UPLOAD_AGAIN,
+        Action.WRITE_TOPIC,
+        Action.COLLECT,
+        Action.SET_ASIDE,
+    )
+)
+
+
 class RepairStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`done` is set once the step was carried out."""
 

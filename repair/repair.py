@@ -4,6 +4,7 @@
 * Repair writes to the bucket, so each partition is claimed first. A plan writes nothing, and only
   checks whether a claim would be refused.
 * A log that could not be opened is repaired on disk only, and is then served without a restart.
+* A running broker carries out what loses nothing (`LOSSLESS`); the rest is for its stopped folder.
 * A plan without a broker opens one without background work on an overlay, and lets it decide: a
   folder elsewhere with copies of the small files and links to those of one topic's logs
   (`hot_tier.closed_log`). The data folder itself stays locked meanwhile.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -52,8 +53,9 @@ def repair_topic(
     apply: bool = False,
     deep: bool = False,
     accept_loss: bool = False,
+    among: Collection[Action] = tuple(Action),
 ) -> list[RepairStep]:
-    """The steps that would repair the topic's logs and bucket; `apply` carries them out.
+    """The steps that would repair the topic's logs and bucket; `apply` carries out those `among`.
 
     `accept_loss` allows steps that give up records of which there is no other copy. Raises
     UnknownTopic, FencedError, StoreUnavailable, CorruptDataError, Throttled (another repair is in
@@ -62,20 +64,24 @@ def repair_topic(
     topic = broker.topic(name)
     with broker.one_at_a_time("repair"):
         steps = [
-            _repair_log(broker, topic, damaged, apply=apply, accept_loss=accept_loss)
-            for damaged in topic.damaged.values()
+            _repair_log(broker, topic, damaged, among if apply else (), accept_loss=accept_loss)
+            for damaged in list(topic.damaged.values())
         ]
-        for partition in topic.partitions.values():
+        for partition in list(topic.partitions.values()):
             if not partition.has_bucket:
                 corrupt = _corrupt_segments(broker, partition)
                 planned = list(corrupt.plan(NO_BUCKET, deep=deep))
                 steps += [
-                    corrupt.apply(step, accept_loss=accept_loss) if apply else step
+                    corrupt.apply(step, accept_loss=accept_loss)
+                    if apply and step.action in among
+                    else step
                     for step in planned
                 ]
         for repair in _bucket_repairs(broker, topic, claim=apply):
             steps += [
-                repair.apply(one, accept_loss=accept_loss) if apply else one.step
+                repair.apply(one, accept_loss=accept_loss)
+                if apply and one.step.action in among
+                else one.step
                 for one in repair.plan(deep=deep)
             ]
         return steps + _repair_topic_object(broker, name, apply=apply)
@@ -119,13 +125,18 @@ def planning(
 
 
 def _repair_log(
-    broker: Broker, topic: Topic, damaged: DamagedPartition, *, apply: bool, accept_loss: bool
+    broker: Broker,
+    topic: Topic,
+    damaged: DamagedPartition,
+    among: Collection[Action],
+    *,
+    accept_loss: bool,
 ) -> RepairStep:
     bucket = broker.bucket
     cold = bucket.find_cold_log(topic.record, damaged.number) if bucket is not None else None
     cold_end = cold.end_offset if cold else 0
     repair = LocalRepair(broker.folder, damaged, cold_end_offset=cold_end)
-    if not apply or not repair.is_allowed(accept_loss=accept_loss):
+    if repair.step.action not in among or not repair.is_allowed(accept_loss=accept_loss):
         return repair.step
     end_offset, cuts = repair.prepare(), repair.step.action is Action.CUT
     is_open = broker.reopen_damaged(topic, damaged, end_offset=end_offset, cuts=cuts)
@@ -140,7 +151,7 @@ def _bucket_repairs(broker: Broker, topic: Topic, *, claim: bool) -> Iterator[Bu
     if broker.bucket is None:
         return
     store = broker.bucket.store_status.require_store()
-    for partition in topic.partitions.values():
+    for partition in list(topic.partitions.values()):
         if partition.has_bucket:
             partition.claim() if claim else partition.check_claim()
             yield BucketRepair(

@@ -394,6 +394,21 @@ _LOG_CALLS: Final = (
         only_reads=True,
     ),
     _log_call(
+        method="POST",
+        path=_TOPIC + "/repair",
+        endpoint=operations.repair,
+        summary="The steps that repair what a verification finds; with `apply` those without loss",
+        description=(
+            "Without `apply` nothing is changed. With it a running broker carries out what loses "
+            "nothing (`running`): steps that give up records, as their `detail` says, need it "
+            "stopped, and `tierlog storage repair --apply --accept-loss`. Only one repair runs at "
+            "a time."
+        ),
+        query=operations.RepairQuery,
+        response={JSON: Body(schema=schemas.RepairReport)},
+        problems=(*NO_TOPIC, "leadership-lost", "log-offline", "store-unavailable", "disk-full"),
+    ),
+    _log_call(
         method="GET",
         path=_TOPIC + "/pins",
         endpoint=pins.list_pins,

@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 from tierlog.broker.groups import OffsetState
 from tierlog.broker.segment_listing import SegmentState
 from tierlog.broker.topics import TopicState, TopicSummary
+from tierlog.repair.local_repair import Action, RepairStep
 
 PROBLEM_REF: Final = "#/components/schemas/ProblemDetails"
 
@@ -26,6 +27,17 @@ class AlteredTopic(TopicState, kw_only=True, frozen=True, omit_defaults=True):
 
     warnings: list[str] = msgspec.field(default_factory=list)
     warning_details: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class RepairReport(msgspec.Struct):
+    """`steps`: what a repair does, in its order. A running broker carries out those with an action
+    of `running`, which lose nothing; the others need it stopped, or cannot be done here.
+    """
+
+    topic: str
+    applied: bool
+    running: list[Action]
+    steps: list[RepairStep]
 
 
 class OffsetsState(msgspec.Struct):

@@ -5,6 +5,7 @@
 // * Text from the broker is inserted as text, never as markup.
 "use strict";
 (() => {
+  const ROWS = 200; // of a table
   const WAIT_MS = 25_000; // for an offload; it goes on after the answer
 
   class Refused extends Error {
@@ -138,19 +139,54 @@
     return `Segments uploaded: ${count(done.uploaded_segments)} (${bytes(done.uploaded_bytes)}).${rest}`;
   }
 
+  function tableOf(rows) {
+    const table = make("table", "", { className: "plain" });
+    for (const texts of rows.slice(0, ROWS)) {
+      const row = table.insertRow();
+      for (const text of texts) row.insertCell().textContent = text;
+    }
+    return table;
+  }
+
   async function verify(form) {
     const report = await call("POST", topicPath(form, form.elements.deep.checked ? "/verify?deep=true" : "/verify"));
     const { count, visible } = window.tierlog;
-    const table = make("table", "", { className: "plain" });
-    for (const one of report.problems.slice(0, 200)) {
-      const row = table.insertRow();
-      for (const text of [one.kind, `partition ${one.partition}`, visible(one.object_key ?? one.file ?? ""), visible(one.detail)]) row.insertCell().textContent = text;
-    }
+    const table = tableOf(report.problems.map((one) => [one.kind, `partition ${one.partition}`, visible(one.object_key ?? one.file ?? ""), visible(one.detail)]));
     const checked = Object.entries(report.checked).filter(([, n]) => n).map(([name, n]) => `${name.replaceAll("_", " ")} ${count(n)}`).join(", ");
     const found = report.problems.length + (report.problems_left_out ?? 0);
     answer(form, make("p", `Checked: ${checked || "nothing is stored yet"}.`, { className: "hint" }), ...(found ? [table] : []));
     return found ? `Problems: ${count(found)}.` : "No problems.";
   }
+
+  const STEPS = {
+    "make-indexes": "rebuild the indexes in the bucket",
+    "upload-again": "upload again from the disk",
+    "drop": "give up what exists nowhere",
+    "write-topic": "write the topic's description to the bucket",
+    "collect": "delete garbage",
+    "set-aside": "set aside on disk, and read from the bucket",
+    "cut": "cut the log on disk",
+    "drop-batches": "give up the damaged batches",
+    "none": "cannot be repaired here",
+  };
+
+  // The plan, and then the same with what was done: `running` are the steps that lose nothing.
+  async function repair(form, apply = false) {
+    const query = new URLSearchParams({ deep: form.elements.deep.checked, apply });
+    const { running, steps } = await call("POST", topicPath(form, `/repair?${query}`));
+    const { count, visible } = window.tierlog;
+    const left = steps.filter((one) => !one.done), safe = left.filter((one) => running.includes(one.action));
+    answer(form, ...(steps.length ? [tableOf(steps.map((one) => [one.done ? "done" : "", `partition ${one.partition}`, STEPS[one.action] ?? one.action, visible(one.detail.replace("; requires --accept-loss", ""))]))] : []));
+    part(form, "carry-out").hidden = apply || !safe.length;
+    part(form.parentElement, "stopped").hidden = left.every((one) => one.action === "none" || running.includes(one.action));
+    if (!steps.length) return "Nothing to repair.";
+    return apply ? `Done: ${count(steps.length - left.length)}. Left: ${count(left.length)}.` : `Steps: ${count(steps.length)}, of which ${count(safe.length)} lose nothing. Nothing was changed.`;
+  }
+
+  document.addEventListener("click", ({ target }) => {
+    const form = target.closest("[data-carry-out] button")?.form;
+    if (form) run(form, () => repair(form, true));
+  });
 
   // The page is drawn again, with the pins as they are now.
   const drawAgain = () => htmx.ajax("GET", `/console${location.hash.slice(1)}`, { target: "#view", swap: "innerHTML" });
@@ -185,6 +221,7 @@
     delete: remove,
     offload,
     verify,
+    repair: (form) => repair(form),
     pin,
     unpin,
     offsets: setOffsets,
@@ -240,10 +277,7 @@
     first?.focus();
   }
 
-  document.addEventListener("submit", async (event) => {
-    const form = event.target, act = ACTS[form.dataset.act];
-    if (!act) return;
-    event.preventDefault();
+  async function run(form, act) {
     const button = form.querySelector("button:not([type])"), state = part(form, "state");
     if (button.disabled) return;
     button.disabled = true;
@@ -258,5 +292,12 @@
     } finally {
       button.disabled = false;
     }
+  }
+
+  document.addEventListener("submit", (event) => {
+    const form = event.target, act = ACTS[form.dataset.act];
+    if (!act) return;
+    event.preventDefault();
+    run(form, act);
   });
 })();

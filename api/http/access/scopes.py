@@ -82,6 +82,7 @@ NEEDS: Final[Mapping[tuple[str, str], Need]] = {
     ("POST", _PARTITION + "/trim"): Need(ADMIN),
     ("POST", _TOPIC + "/offload"): Need(ADMIN),
     ("POST", _TOPIC + "/verify"): Need(ADMIN),
+    ("POST", _TOPIC + "/repair"): Need(ADMIN),
     ("GET", _TOPIC + "/pins"): Need(READ),
     ("POST", _TOPIC + "/pins"): Need(ADMIN),
     ("DELETE", _TOPIC + "/pins/{pin}"): Need(ADMIN),

@@ -1,4 +1,4 @@
-"""Calls for operators: health, readiness, metrics, storage, offload, verification."""
+"""Calls for operators: health, readiness, metrics, storage, offload, verification, repair."""
 
 from __future__ import annotations
 
@@ -22,14 +22,23 @@ from tierlog.api.http.control_routes import (
 from tierlog.api.http.fetch.reading import WaitMs
 from tierlog.api.http.metrics.registry import CONTENT_TYPE
 from tierlog.api.http.problems import short_path
-from tierlog.api.http.schemas import Alive, Ready
+from tierlog.api.http.schemas import Alive, Ready, RepairReport
 from tierlog.api.serving.grants import NOBODY
 from tierlog.record_format.findings import Problem
+from tierlog.repair.local_repair import LOSSLESS
+from tierlog.repair.repair import repair_topic
 from tierlog.repair.verify import verify_topic
 
 
 class OffloadQuery(msgspec.Struct, forbid_unknown_fields=True):
     wait_ms: WaitMs | UnsetType = UNSET
+
+
+class RepairQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """`apply` carries out the steps that lose nothing; without it, the steps are only listed."""
+
+    apply: bool = False
+    deep: bool = False
 
 
 class VerifyQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -87,6 +96,26 @@ async def verify(
     report = await context.write_cold(verify_topic, context.broker, topic, deep=query.deep)
     return JsonResponse(
         replace(report, problems=[_shown_problem(context, one) for one in report.problems])
+    )
+
+
+async def repair(
+    context: TheContext,
+    topic: str,
+    query: Annotated[RepairQuery, query_as(RepairQuery)],
+    _: Annotated[None, WithoutBody],
+) -> Response:
+    """The steps are the response, done or not."""
+    steps = await context.write_cold(
+        repair_topic, context.broker, topic, apply=query.apply, deep=query.deep, among=LOSSLESS
+    )
+    return JsonResponse(
+        RepairReport(
+            topic=topic,
+            applied=query.apply,
+            running=sorted(LOSSLESS),
+            steps=[replace(one, detail=context.shorten_paths(one.detail)) for one in steps],
+        )
     )
 
 

@@ -180,6 +180,21 @@ EXAMPLES: Final[Mapping[str, Any]] = {
         ],
         "problems_left_out": 0,
     },
+    "RepairReport": {
+        "topic": "flights",
+        "applied": False,
+        "running": ["collect", "make-indexes", "set-aside", "upload-again", "write-topic"],
+        "steps": [
+            {
+                "action": "upload-again",
+                "partition": 0,
+                "detail": "object-missing: the local log has the same bytes",
+                "object_key": f"{_OBJECT}.log",
+                "base_offset": 0,
+                "last_offset": 107337,
+            }
+        ],
+    },
     "GroupState": {"group": "reports", "offsets": [_GROUP_OFFSET]},
     "GroupList": {
         "groups": [{"group": "reports", "topics": ["flights"], "partitions": 3, "lag": 776}]

@@ -51,6 +51,7 @@ PATH_PARAMETERS: Final[Mapping[str, Json]] = {
 }
 QUERY_PARAMETERS: Final[Mapping[str, str]] = {
     "acks": "wait until appended (1), until flushed (all, -1), or not at all (0)",
+    "apply": "carry out the steps that lose nothing",
     "deep": "read every byte of both tiers",
     "encoding": "of keys and values: UTF-8 text, values that are JSON as JSON, or base64",
     "envelope": "each line is a record object, not a value; only with application/x-ndjson",

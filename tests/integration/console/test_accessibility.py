@@ -36,7 +36,7 @@ PAGES: dict[str, tuple[str, str, str]] = {
     "new topic": ("#/create", "document.querySelector('details').open = true", "true"),
     "produce": ("#/topics/axe/produce", "0", "document.querySelector('textarea')"),
     "settings": ("#/topics/axe/settings", "0", "document.querySelector('.settings')"),
-    "storage": ("#/topics/axe/storage", "0", "document.querySelector('.command')"),
+    "storage": ("#/topics/axe/storage", "0", "document.querySelector('form[data-act=repair]')"),
     "group": (
         "#/group?group=billing&topic=axe&at=latest",
         "0",

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.damage import flip
 from tests.integration.console.chromium import Chromium
 from tests.integration.console.conftest import Console, enter_token, open_console
+from tests.integration.console.test_accessibility import findings
 from tierlog.api.serving.grants import Scope
 from tierlog.api.serving.tokens import create_token
 
@@ -305,16 +307,47 @@ def test_pins_are_made_listed_and_removed(browser: Chromium, console: Console) -
     assert console.get(f"/v1/topics/{topic}/pins").json()["pins"] == []
 
 
-def test_repair_shows_its_command(browser: Chromium, console: Console) -> None:
-    topic = console.topic("repaired")
+def test_a_repair_shows_its_plan_and_does_what_loses_nothing(
+    browser: Chromium, console: Console
+) -> None:
+    topic = console.two_tiers("repaired")
+    cold = console.broker.partition(topic, 0).cold
+    entry = next(cold.reads.cold_entries(0))
+    console.store.delete([entry.indexes_key])
     open_page(browser, console, f"/topics/{topic}/storage")
-    assert f"tierlog storage repair {topic} --data-dir DIR --store URL --apply" in browser.text()
+    send(browser, "repair")
+    said(browser, "repair", "Steps: 1, of which 1 lose nothing. Nothing was changed.")
+    assert "rebuild the indexes in the bucket" in browser.text()
+    assert "accept-loss" not in browser.text(), "nothing needs the broker stopped"
+    assert findings(browser) == []
+    assert console.post(f"/v1/topics/{topic}/verify").json()["ok"] is False
+    browser.run("document.querySelector('[data-carry-out] button').click()")
+    said(browser, "repair", "Done: 1. Left: 0.")
+    assert console.post(f"/v1/topics/{topic}/verify").json()["ok"] is True
+    send(browser, "repair")
+    said(browser, "repair", "Nothing to repair.")
+
+
+def test_a_plan_says_what_would_be_lost_and_gives_the_command_for_it(
+    browser: Chromium, console: Console
+) -> None:
+    topic = console.topic("lossy", segment_bytes=1024, remote_storage_enable=False)
+    for _ in range(3):
+        console.produce(topic, {"value": "x" * 900})
+    flip(console.broker.partition(topic, 0).log.segments()[0].path, -1)
+    open_page(browser, console, f"/topics/{topic}/storage")
+    browser.run(f"{named('repair', 'deep')}.checked = true")
+    send(browser, "repair")
+    said(browser, "repair", "Steps: 1, of which 0 lose nothing. Nothing was changed.")
+    assert "offsets 0 to 0 are lost" in browser.text()
+    assert browser.run("document.querySelector('[data-carry-out]').hidden")
+    command = f"tierlog storage repair {topic} --data-dir DIR --store URL --apply --accept-loss"
+    assert command in browser.text()
     permissions = ["clipboardReadWrite", "clipboardSanitizedWrite"]
     browser.call("Browser.grantPermissions", permissions=permissions, origin=console.url)
     browser.run("document.querySelector('.command .copy').click()")
     browser.until("document.querySelector('.command .copied')")
-    copied = browser.run("navigator.clipboard.readText()")
-    assert copied == f"tierlog storage repair {topic} --data-dir DIR --store URL"
+    assert browser.run("navigator.clipboard.readText()") == command
 
 
 # --- who may --------------------------------------------------------------------------------------
