@@ -80,8 +80,9 @@ class Broker:
             self.groups = Groups(
                 self._topics,
                 Truncations(folder),
+                settings,
                 clock=clock,
-                commits_max=settings.group_commits_max,
+                call_after=self._opener.call_after,
             )
             self.background = BackgroundTasks(
                 folder,
@@ -321,6 +322,7 @@ class Broker:
         """
         if not self._topics.close():
             return
+        self.groups.coordinator.close()
         self.background.stop(time.monotonic() + self.settings.shutdown_timeout_ms / 5000)
         self._opener.close_timer()
         for partition in self.partitions():  # first: accepted appends still need the executor

@@ -7,6 +7,9 @@
   group calls fail with a retriable error; nothing else waits for it.
 * A topic's offsets are deleted with it. Tombstones that cannot be written then are written with the
   next commit, or after the next start, which finds that the topic is gone.
+* Who is in a group, and which partitions it reads, is the coordinator's (`group_coordinator`), from
+  the same log. A commit is checked against it: of a consumer that is in no group, it is accepted
+  while nobody is in the group.
 * If a log was truncated, groups that had read further are set back to its end, as soon as there is
   a view. Until all of that is written, the truncation stays recorded (`truncations`).
 
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Final, NamedTuple
 
 import msgspec
@@ -26,10 +30,23 @@ import structlog
 
 from tierlog.broker.checkpoints import Truncations
 from tierlog.broker.data_folder import TopicIdPartition, TopicPartition
+from tierlog.broker.group_coordinator.classic_group import GroupError, Identity, Limits
+from tierlog.broker.group_coordinator.coordinator import CONSUMER, GroupCoordinator
+from tierlog.broker.group_coordinator.expiration import expired_offsets
 from tierlog.broker.live_topics import LiveTopics
-from tierlog.broker.offset_log import Committed, GroupView, OffsetLog, Row, home_partition
+from tierlog.broker.offset_log import (
+    Committed,
+    GroupView,
+    OffsetLog,
+    PendingAppend,
+    Row,
+    home_partition,
+)
 from tierlog.broker.partition import Partition
+from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.topics import Topic
+from tierlog.host.clock import monotonic_ms
+from tierlog.hot_tier.log_writer import Acks, AppendResult
 from tierlog.record_format.checkpoint_files import parse_topic_id
 from tierlog.record_format.consumer_offsets import (
     NO_EPOCH,
@@ -39,6 +56,7 @@ from tierlog.record_format.consumer_offsets import (
 )
 from tierlog.record_format.errors import (
     FieldProblem,
+    GroupRefused,
     InvalidRequest,
     Starting,
     Throttled,
@@ -47,11 +65,14 @@ from tierlog.record_format.errors import (
     UnknownTopic,
     UnknownTopicOrPartition,
 )
+from tierlog.record_format.produced import build_produced
 from tierlog.record_format.topic_rules import ConfigValue
 
 log = structlog.get_logger(__name__)
 
 MAX_REBUILD_WAIT_S: Final = 5.0
+EXPIRY_INTERVAL_MS: Final = 600_000  # Kafka's offsets.retention.check.interval.ms
+NOBODY: Final = Identity("", None)  # a consumer that is in no group
 # Kafka's own for this topic; one partition, as one broker reads it all at each start.
 CONFIG: Final[Mapping[str, ConfigValue]] = {
     "cleanup.policy": "compact",
@@ -76,12 +97,21 @@ class Groups:
         self,
         topics: LiveTopics,
         truncations: Truncations,
+        settings: BrokerSettings,
         *,
         clock: Callable[[], int],
-        commits_max: int,
+        call_after: Callable[[int, Callable[[], None]], None],
     ) -> None:
         self._topics, self.truncations = topics, truncations
-        self._clock, self._commits_max = clock, commits_max
+        self._clock, self._settings = clock, settings
+        self.coordinator = GroupCoordinator(
+            self._append_metadata,
+            Limits(settings.group_max_size, settings.group_initial_rebalance_delay_ms),
+            call_after=call_after,
+            now_ms=monotonic_ms,
+            wall_ms=clock,
+        )
+        self._expire_again_ms = monotonic_ms() + EXPIRY_INTERVAL_MS
         self._offsets = OffsetLog(lambda: self._topic_or_none(TOPIC), clock=clock)
         self._deleted_topics: set[str] = set()  # since startup, before the view was built
         self._applied: set[tuple[TopicIdPartition, int]] = set()  # truncations, to the view
@@ -105,6 +135,9 @@ class Groups:
         """In the background: build the view, and write what is still unwritten."""
         self.rebuild()
         self._write_unwritten()
+        if monotonic_ms() >= self._expire_again_ms:
+            self._expire_again_ms = monotonic_ms() + EXPIRY_INTERVAL_MS
+            self.expire_offsets()
 
     def _write_unwritten(self) -> None:
         if self._offsets.unwritten:
@@ -126,6 +159,8 @@ class Groups:
             gone = {key for key, commit in view.commits() if self._is_deleted(key.topic, commit)}
             for key in gone:
                 view.remove(key)
+            self.coordinator.load(view.metadata)
+            view.metadata.clear()
             self._offsets.view, self._offsets.unwritten = view, dict.fromkeys(gone)
             self._deleted_topics.clear()
             self._set_back_groups(view)
@@ -144,22 +179,61 @@ class Groups:
         with self._offsets.lock:
             return sorted(self._offsets.known.groups.get(group, {}).items())
 
+    # --- the coordinator --------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the coordinator can be called; else `prepare` first."""
+        return self._offsets.view is not None and self._topic_or_none(TOPIC) is not None
+
+    def prepare(self) -> None:
+        """Build the view, and create the topic. Raises what `rebuild` does, and what creating a
+        topic does.
+        """
+        self.rebuild()
+        self._ensure_topic()
+
+    def _ensure_topic(self) -> Topic:
+        partitions = self._settings.offsets_topic_num_partitions
+        return self._topics.ensure(TOPIC, CONFIG, partitions=partitions)
+
+    def _append_metadata(self, group: str, key: bytes, value: bytes | None) -> Future[AppendResult]:
+        topic = self._topics.find(TOPIC)
+        home = home_partition(group, topic)
+        batches = build_produced(
+            [value],
+            keys=[key],
+            timestamps=[self._clock()],
+            max_message_bytes=home.log.config.max_message_bytes,
+        )
+        return home.append(batches, acks=Acks.ALL)
+
     # --- calls ------------------------------------------------------------------------------------
 
-    def commit_offsets(self, group: str, offsets: Sequence[NewOffset]) -> None:
+    def commit_offsets(
+        self,
+        group: str,
+        offsets: Sequence[NewOffset],
+        *,
+        member: Identity = NOBODY,
+        generation: int = -1,
+    ) -> None:
         """Commit all of the offsets or none; durable when this returns.
 
-        Raises InvalidRequest, UnknownTopic, UnknownPartition, Throttled (too many offsets over all
-        groups), and what an append raises.
+        Raises InvalidRequest, UnknownTopic, UnknownPartition, GroupRefused (for a member that may
+        not commit), Throttled (too many offsets over all groups), and what an append raises.
         """
         check_group_name(group)
-        check_offsets(offsets)
+        check_offsets(offsets, metadata_max_bytes=self._settings.offset_metadata_max_bytes)
         self.rebuild()
         if self._applied:  # after a crash, this commit would be set back too
             self._write_unwritten()
         self._rows(group, offsets)  # first: a refused commit does not create the topic
-        home = home_partition(group, self._topics.ensure(TOPIC, CONFIG))
-        with self._offsets.lock:
+        home = home_partition(group, self._ensure_topic())
+        with (
+            self._offsets.lock,
+            self.coordinator.checking_commit(group, member, generation, exists=self._has(group)),
+        ):
             rows = self._rows(group, offsets)  # again: a topic may have been deleted since
             self._check_room(rows)
             pending = self._offsets.append(home, rows)
@@ -175,6 +249,25 @@ class Groups:
             raise UnknownGroup(f"there is no group {name!r}")
         return self._shown(found)
 
+    def committed(self, group: str) -> dict[TopicPartition, Commit]:
+        """What is committed, with everything that was accepted before this call."""
+        self.rebuild()
+        self._offsets.settle()
+        return {
+            place: commit
+            for place, (commit, _) in self._committed(group)
+            if not self._is_deleted(place[0], commit)
+        }
+
+    def names(self) -> list[str]:
+        """All groups, also those without offsets."""
+        self.rebuild()
+        with self._offsets.lock:
+            return sorted({*self._offsets.known.groups, *self.coordinator.states()})
+
+    def _has(self, group: str) -> bool:
+        return group in self._offsets.known.groups
+
     def all_groups(self) -> Iterator[tuple[str, list[OffsetState]]]:
         """Every group, sorted by name, with its offsets."""
         self.rebuild()
@@ -184,21 +277,82 @@ class Groups:
             yield name, self._shown(self._committed(name))
 
     def delete(self, group: str, *, check: Callable[[set[str]], None] = lambda _: None) -> None:
-        """Delete a group's offsets, durably, unless `check` of their topics raises. Raises
-        UnknownGroup.
+        """Delete a group, durably, unless `check` of the topics of its offsets raises. Raises
+        UnknownGroup, and GroupRefused if somebody is in it.
         """
         check_group_name(group)
         self.rebuild()
         with self._offsets.lock:
             self._offsets.complete_all()
-            found = self._offsets.known.groups.get(group)
+            found = self._offsets.known.groups.get(group, {})
             topic = self._topic_or_none(TOPIC)
-            if not found or topic is None:
+            is_known = found or self.coordinator.describe(group) is not None
+            if not is_known or topic is None:
                 raise UnknownGroup(f"there is no group {group!r}")
             check({name for name, _ in found})
-            rows = [Row(CommitKey(group, *place), None) for place in found]
-            pending = self._offsets.append(home_partition(group, topic), rows)
-        self._offsets.complete(pending)
+            pending = self._append_deletion(topic, group, list(found))
+        if pending is not None:
+            self._offsets.complete(pending)
+
+    def _append_deletion(
+        self, topic: Topic, group: str, places: Iterable[TopicPartition]
+    ) -> PendingAppend | None:
+        with self.coordinator.deleting(group) as key:
+            rows = [Row(CommitKey(group, *place), None) for place in places]
+            tombstones = [] if key is None else [key]
+            if not (rows or tombstones):
+                return None
+            return self._offsets.append(home_partition(group, topic), rows, tombstones=tombstones)
+
+    def delete_offsets(self, group: str, places: Sequence[TopicPartition]) -> set[str]:
+        """Delete offsets of a group, durably, but for the topics that it reads, which are returned.
+        Raises UnknownGroup, and GroupRefused for a group of other members than consumers.
+        """
+        check_group_name(group)
+        self.rebuild()
+        with self._offsets.lock, self.coordinator.holding():
+            self._offsets.complete_all()
+            found = self._offsets.known.groups.get(group, {})
+            now = self.coordinator.describe(group)
+            topic = self._topic_or_none(TOPIC)
+            if topic is None or (not found and now is None):
+                raise UnknownGroup(f"there is no group {group!r}")
+            if now is not None and now.members and now.protocol_type != CONSUMER:
+                raise GroupRefused(GroupError.NON_EMPTY_GROUP, f"group {group!r} has members")
+            read = self.coordinator.subscribed_topics(group)
+            kept = {name for name, _ in places if read is None or name in read}
+            gone = [one for one in places if one in found and one[0] not in kept]
+            rows = [Row(CommitKey(group, *one), None) for one in gone]
+            pending = self._offsets.append(home_partition(group, topic), rows) if rows else None
+        if pending is not None:
+            self._offsets.complete(pending)
+        return kept
+
+    def expire_offsets(self) -> None:
+        """Forget the offsets that nobody has used for `offsets.retention.minutes`, and the groups
+        that nobody is in and that have no offsets.
+        """
+        topic = self._topic_or_none(TOPIC)
+        pending = [] if topic is None else [self._expire(topic, name) for name in self.names()]
+        for one in pending:
+            if one is not None:
+                self._offsets.complete(one)
+
+    def _expire(self, topic: Topic, group: str) -> PendingAppend | None:
+        with self._offsets.lock, self.coordinator.holding():
+            found = self._offsets.known.groups.get(group, {})
+            empty_since_ms = self.coordinator.empty_since_ms(group)
+            expired = expired_offsets(
+                {place: commit for place, (commit, _) in found.items()},
+                empty_since_ms=empty_since_ms,
+                subscribed=self.coordinator.subscribed_topics(group),
+                retention_minutes=self._settings.offsets_retention_minutes,
+                now_ms=self._clock(),
+            )
+            if len(expired) == len(found) and empty_since_ms is not None:
+                return self._append_deletion(topic, group, expired)
+            rows = [Row(CommitKey(group, *place), None) for place in expired]
+            return self._offsets.append(home_partition(group, topic), rows) if rows else None
 
     def forget_topic(self, name: str) -> None:
         """Drop the offsets of a deleted topic: from memory now, from the log now or later.
@@ -212,6 +366,7 @@ class Groups:
             self._offsets.complete_all()
             view = self._offsets.view
             if name == TOPIC:
+                self.coordinator.forget_all()
                 self._offsets.view, self._offsets.unwritten = self._replay(), {}
                 return
             present = self._topic_or_none(name)
@@ -279,18 +434,19 @@ class Groups:
                 raise UnknownTopic.recreated(one.topic)
             topic.partition(one.partition)
             topic_id = parse_topic_id(topic.record.topic_id)
-            commit = Commit(one.offset, one.metadata, now_ms, topic_id=topic_id)
+            commit = Commit(one.offset, one.metadata, now_ms, one.leader_epoch, topic_id)
             rows.append(Row(CommitKey(group, one.topic, one.partition), commit))
         return rows
 
     def _check_room(self, rows: Sequence[Row]) -> None:
         known, kept = self._offsets.known.groups, self._offsets.known.count
-        if kept + len(rows) <= self._commits_max:
+        limit = self._settings.group_commits_max
+        if kept + len(rows) <= limit:
             return
         new = sum(row.key[1:] not in known.get(row.key.group, {}) for row in rows)
-        if kept + new > self._commits_max:
+        if kept + new > limit:
             raise Throttled(
-                f"{kept} offsets are committed, and at most {self._commits_max} are kept: delete "
+                f"{kept} offsets are committed, and at most {limit} are kept: delete "
                 "groups that are no longer needed"
             )
 
@@ -328,7 +484,6 @@ def lag_of(partition: Partition, offset: int, log_end_offset: int) -> int:
 
 
 MAX_NAME_LENGTH: Final = 255
-MAX_METADATA_BYTES: Final = 4096  # Kafka's offset.metadata.max.bytes
 
 
 class NewOffset(NamedTuple):
@@ -339,6 +494,7 @@ class NewOffset(NamedTuple):
     offset: int
     metadata: str = ""
     topic_id: str | None = None
+    leader_epoch: int = NO_EPOCH
 
 
 def check_group_name(name: str) -> None:
@@ -348,14 +504,14 @@ def check_group_name(name: str) -> None:
         raise InvalidRequest(detail, problems=(FieldProblem("group", detail),))
 
 
-def check_offsets(offsets: Sequence[NewOffset]) -> None:
+def check_offsets(offsets: Sequence[NewOffset], *, metadata_max_bytes: int) -> None:
     """Check the offsets of one commit. Raises InvalidRequest, which names each invalid one."""
     problems = []
     seen: set[tuple[str, int]] = set()
     for index, one in enumerate(offsets):
         size = len(one.metadata.encode())
-        if size > MAX_METADATA_BYTES:
-            detail = f"metadata has at most {MAX_METADATA_BYTES} bytes, not {size}"
+        if size > metadata_max_bytes:
+            detail = f"metadata has at most {metadata_max_bytes} bytes, not {size}"
             problems.append(FieldProblem(f"offsets[{index}].metadata", detail))
         if one[:2] in seen:
             detail = f"{one.topic}-{one.partition} is given twice"

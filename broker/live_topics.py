@@ -134,11 +134,11 @@ class LiveTopics:
             raise UnknownTopic(topic_id)
         return found
 
-    def ensure(self, name: str, config: Mapping[str, ConfigValue]) -> Topic:
+    def ensure(self, name: str, config: Mapping[str, ConfigValue], *, partitions: int = 1) -> Topic:
         """The internal topic, created if it does not exist."""
         if name not in self._topics:
             with suppress(TopicExists):  # another first call was faster
-                self.create(name, partitions=1, config=config)
+                self.create(name, partitions=partitions, config=config)
         return self.find(name)
 
     def partitions(self) -> Iterator[Partition]:

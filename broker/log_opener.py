@@ -96,6 +96,10 @@ class LogOpener:
         self.epochs.forget_all_but(topic_ids)
         self._take_overs.forget_all_but(topic_ids)
 
+    def call_after(self, delay_ms: int, callback: Callable[[], None]) -> None:
+        """By the broker's one timer. `callback` must be quick."""
+        self._timer.call_after(delay_ms, callback)
+
     def close_timer(self) -> None:
         self._timer.close()
 

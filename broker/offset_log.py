@@ -7,6 +7,7 @@
 * The view is rebuilt from the log alone, whatever is in it: compacted or not, tombstones, other
   kinds of records, transactions of a real Kafka (applied at the commit marker, dropped at an
   abort). Only the newest commit of each partition is kept; the log is read in windows.
+* The newest record of each group's members is kept as it is (`metadata`), for the coordinator.
 * A record that cannot be decoded is skipped and counted: one bad record from a foreign broker does
   not cost every group its offsets. A batch that fails its checksum is an error: the disk failed.
 """
@@ -17,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Final, NamedTuple
 
 import structlog
@@ -36,8 +37,11 @@ from tierlog.record_format.consumer_offsets import (
     encode_value,
     partition_for_group,
 )
-from tierlog.record_format.decode import decode_batch, end_marker_of
+from tierlog.record_format.decode import Record, decode_batch, end_marker_of
 from tierlog.record_format.errors import CorruptDataError, OffsetTrimmed, TierlogError
+from tierlog.record_format.kafka_messages import codec
+from tierlog.record_format.kafka_messages.messages import GroupMetadataKey
+from tierlog.record_format.kafka_messages.source import MessageError
 from tierlog.record_format.produced import build_produced
 
 log = structlog.get_logger(__name__)
@@ -75,12 +79,18 @@ class OffsetLog:
         assert self.view is not None, "the log was not read yet"
         return self.view
 
-    def append(self, home: Partition, rows: Sequence[Row]) -> PendingAppend:
-        """Append rows. Call it under the lock: the order of appends is the order of `_pending`."""
+    def append(
+        self, home: Partition, rows: Sequence[Row], *, tombstones: Sequence[bytes] = ()
+    ) -> PendingAppend:
+        """Append rows, and tombstones of other keys, all or none. Call it under the lock: the order
+        of appends is the order of `_pending`.
+        """
+        values = [None if row.commit is None else encode_value(row.commit) for row in rows]
+        keys = [*(encode_key(row.key) for row in rows), *tombstones]
         batches = build_produced(
-            [None if row.commit is None else encode_value(row.commit) for row in rows],
-            keys=[encode_key(row.key) for row in rows],
-            timestamps=[self._clock()] * len(rows),
+            [*values, *(None for _ in tombstones)],
+            keys=keys,
+            timestamps=[self._clock()] * len(keys),
             max_message_bytes=home.log.config.max_message_bytes,
         )
         pending = PendingAppend(rows, home.append(batches, acks=Acks.ALL))
@@ -95,6 +105,14 @@ class OffsetLog:
             with self.lock:
                 while any(one is pending for one in self._pending):
                     self._apply_first()
+
+    def settle(self) -> None:
+        """Wait until the view has everything that was appended so far."""
+        with self.lock:
+            last = self._pending[-1] if self._pending else None
+        if last is not None:
+            with suppress(TierlogError):  # whoever appended it raises the error
+                self.complete(last)
 
     def complete_all(self) -> None:
         """Complete every append in progress. Call it under the lock."""
@@ -150,6 +168,7 @@ def home_partition(group: str, topic: Topic) -> Partition:
 
 
 WINDOW_BYTES: Final = 1 << 20
+_GROUP_METADATA: Final = 2  # the type of record
 
 
 class Committed(NamedTuple):
@@ -170,6 +189,7 @@ class _Change(NamedTuple):
 class GroupView:
     def __init__(self) -> None:
         self.groups: dict[str, dict[TopicPartition, Committed]] = {}
+        self.metadata: dict[str, bytes] = {}  # of groups with members
         self.count = 0
         self.unreadable = 0
         self._open_transactions: dict[int, list[_Change]] = {}
@@ -247,12 +267,24 @@ class GroupView:
             try:
                 key = decode_key(record.key or b"")
                 if key is None:
+                    self._note_metadata(record)
                     continue
                 commit = None if record.value is None else decode_value(record.value)
-            except CorruptDataError:
+            except (CorruptDataError, MessageError):
                 self.unreadable += 1
                 continue
             yield _Change(key, commit, record.offset)
+
+    def _note_metadata(self, record: Record) -> None:
+        """Raises MessageError. Other types of records, of KIP-848 and later, are skipped."""
+        key = record.key or b""
+        if codec.record_type(key) != _GROUP_METADATA:
+            return
+        group = codec.decode_record_key(GroupMetadataKey, key).group
+        if record.value is None:
+            self.metadata.pop(group, None)
+        else:
+            self.metadata[group] = bytes(record.value)
 
     def _apply(self, change: _Change) -> None:
         if change.commit is None:

@@ -44,6 +44,13 @@ class BrokerSettings:
 
     append_threads: int = 8
     group_commits_max: int = 1_000_000
+    group_min_session_timeout_ms: int = 6_000
+    group_max_session_timeout_ms: int = 1_800_000
+    group_initial_rebalance_delay_ms: int = 0
+    group_max_size: int = 10_000
+    offset_metadata_max_bytes: int = 4_096
+    offsets_topic_num_partitions: int = 1
+    offsets_retention_minutes: int | None = None
 
     prices: PriceTable = field(default_factory=PriceTable)
 

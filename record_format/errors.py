@@ -150,6 +150,14 @@ class UnknownGroup(RequestError):
     pass
 
 
+class GroupRefused(RequestError):
+    """A group's coordinator refuses a call. `reason`: Kafka's name of the error."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
 class UnknownManifestVersion(RequestError):
     pass
 

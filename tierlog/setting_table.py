@@ -306,6 +306,37 @@ TABLE: Final[tuple[Setting, ...]] = (
         (Kind.COUNT, 1),
         "Committed offsets of all groups together, kept in memory; a new one beyond that gets 429.",
     ),
+    _broker(
+        "group.min.session.timeout.ms",
+        (Kind.MS, 1),
+        "The shortest session time-out that a group's member may ask for.",
+    ),
+    _broker(
+        "group.max.session.timeout.ms",
+        (Kind.MS, 1),
+        "The longest session time-out that a group's member may ask for.",
+    ),
+    _broker(
+        "group.initial.rebalance.delay.ms",
+        Kind.MS,
+        "How long an empty group waits for more members before its first rebalance.",
+    ),
+    _broker("group.max.size", (Kind.COUNT, 1), "Members of a group; beyond it they are refused."),
+    _broker(
+        "offset.metadata.max.bytes",
+        (Kind.BYTES, 0, 32_767),
+        "Largest metadata of a committed offset.",
+    ),
+    _broker(
+        "offsets.topic.num.partitions",
+        (Kind.COUNT, 1, 10_000),
+        "Partitions of `__consumer_offsets` when it is created; one that exists stays as it is.",
+    ),
+    _broker(
+        "offsets.retention.minutes",
+        (Kind.COUNT, 1),
+        "How long a group's offsets are kept once nobody is in it. For ever by default.",
+    ),
     _price(
         "price.put.per.1000",
         Kind.DOLLARS,

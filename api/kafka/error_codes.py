@@ -37,6 +37,7 @@ class Code(IntEnum):
     UNKNOWN_MEMBER_ID = 25
     INVALID_SESSION_TIMEOUT = 26
     REBALANCE_IN_PROGRESS = 27
+    INVALID_COMMIT_OFFSET_SIZE = 28
     TOPIC_AUTHORIZATION_FAILED = 29
     GROUP_AUTHORIZATION_FAILED = 30
     CLUSTER_AUTHORIZATION_FAILED = 31
@@ -139,6 +140,8 @@ def code_of(error: BaseException) -> Code:
     """UNKNOWN_SERVER_ERROR for what is not in the table."""
     if isinstance(error, Refused):
         return error.code
+    if isinstance(error, errors.GroupRefused):
+        return Code[error.reason]
     for kind in type(error).__mro__:
         if (code := _CODES.get(kind)) is not None:
             return code

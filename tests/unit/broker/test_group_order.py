@@ -2,11 +2,13 @@
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tierlog.broker.groups import Groups, NewOffset
+from tierlog.broker.settings import BrokerSettings
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_writer import AppendResult
 from tierlog.record_format.consumer_offsets import TOPIC
@@ -46,7 +48,13 @@ class Topics:
         self.by_name = {}
         self.create("t", {})
         truncations = SimpleNamespace(ends={}, forget=lambda done: None)
-        self.groups = Groups(self, truncations, clock=lambda: 0, commits_max=100)
+        self.groups = Groups(
+            self,
+            truncations,
+            BrokerSettings(data_dir=Path(), group_commits_max=100),
+            clock=lambda: 0,
+            call_after=lambda _delay_ms, _callback: None,
+        )
 
     def create(self, name, _config):
         record = SimpleNamespace(topic_id="vXjwGcGzSnOCS3EL5WHZPQ", partitions=1)
@@ -65,7 +73,7 @@ class Topics:
             raise UnknownTopic(name)
         return self.by_name[name]
 
-    def ensure(self, name, config):
+    def ensure(self, name, config, *, partitions=1):
         return self.by_name.get(name) or self.create(name, config)
 
     def offset(self):

@@ -1,0 +1,1 @@
+"""Groups whose members share partitions: the state machine, its records, and the coordinator."""

@@ -1,0 +1,209 @@
+"""Real consumers in groups, as they are."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka.structs import OffsetAndMetadata
+
+from tests.fakes.served_broker import Served, served_broker
+from tests.fakes.waiting import until
+from tierlog.api.kafka.settings import KafkaSettings
+from tierlog.client.client import Client
+from tierlog.client.group_calls import OffsetCommit
+
+POLL_MS = 1000  # kafka-python loses an assignment that comes after its poll has returned
+SETTINGS = {"group_min_session_timeout_ms": 100}
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with served_broker(tmp_path / "data", kafka=KafkaSettings(), **SETTINGS) as served:
+        served.broker.create_topic("flights", partitions=4)
+        yield served
+
+
+@contextmanager
+def member(served: Served, group: str = "g", **settings: object) -> Iterator[KafkaConsumer]:
+    """A consumer that a thread polls, for its heartbeats and rebalances; `seen` has its records."""
+    consumer = KafkaConsumer(
+        "flights",
+        bootstrap_servers=f"127.0.0.1:{served.kafka_port}",
+        group_id=group,
+        **{
+            "auto_offset_reset": "earliest",
+            "enable_auto_commit": False,
+            "session_timeout_ms": 6000,
+            "heartbeat_interval_ms": 100,
+            "metadata_max_age_ms": 1000,
+            **settings,
+        },
+    )
+    consumer.seen, stop = [], threading.Event()
+
+    def poll() -> None:
+        while not stop.is_set():
+            for place, records in consumer.poll(POLL_MS).items():
+                consumer.seen += [(place.partition, one.offset, one.value) for one in records]
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    try:
+        yield consumer
+    finally:
+        stop.set()
+        thread.join()
+        consumer.close()
+
+
+def parts(consumer: KafkaConsumer) -> set[int]:
+    return {place.partition for place in consumer.assignment()}
+
+
+def is_shared(*consumers: KafkaConsumer) -> bool:
+    """Whether each partition has one reader, and each consumer a partition."""
+    mine = [parts(one) for one in consumers]
+    return all(mine) and sorted(number for some in mine for number in some) == [0, 1, 2, 3]
+
+
+def state(served: Served, group: str = "g") -> str | None:
+    found = served.broker.groups.coordinator.describe(group)
+    return None if found is None else str(found.state)
+
+
+def test_consumers_share_the_partitions_and_take_over_from_who_leaves(served: Served) -> None:
+    with member(served) as first:
+        until(lambda: parts(first) == {0, 1, 2, 3})
+        with member(served) as second:
+            until(lambda: is_shared(first, second))
+            with member(served) as third:
+                until(lambda: is_shared(first, second, third))
+            until(lambda: is_shared(first, second))
+        until(lambda: parts(first) == {0, 1, 2, 3})
+    until(lambda: state(served) == "Empty")
+
+
+READS_FOR_EVER = """
+import sys
+from kafka import KafkaConsumer
+consumer = KafkaConsumer(
+    "flights", bootstrap_servers=sys.argv[1], group_id="g", session_timeout_ms=1000,
+    heartbeat_interval_ms=300, metadata_max_age_ms=1000,
+)
+while True:
+    consumer.poll(1000)
+"""
+
+
+def test_a_consumer_that_dies_is_replaced_after_its_session(served: Served) -> None:
+    address = f"127.0.0.1:{served.kafka_port}"
+    with member(served) as living:
+        until(lambda: parts(living) == {0, 1, 2, 3})
+        other = subprocess.Popen([sys.executable, "-c", READS_FOR_EVER, address])
+        try:
+            until(lambda: len(parts(living)) == 2)
+        finally:
+            other.kill()
+            other.wait()
+        until(lambda: parts(living) == {0, 1, 2, 3})
+
+
+def test_a_static_member_that_is_restarted_keeps_its_partitions(served: Served) -> None:
+    with member(served) as other:
+        with member(served, group_instance_id="i") as first:
+            until(lambda: is_shared(first, other))
+            mine = parts(first)
+        generation = served.broker.groups.coordinator.describe("g").generation
+        with member(served, group_instance_id="i") as second:
+            until(lambda: parts(second) == mine)
+            assert served.broker.groups.coordinator.describe("g").generation == generation
+
+
+def test_commits_come_back_with_their_metadata_and_epoch(served: Served) -> None:
+    place = TopicPartition("flights", 1)
+    consumer = KafkaConsumer(bootstrap_servers=f"127.0.0.1:{served.kafka_port}", group_id="g")
+    consumer.assign([place])
+    assert consumer.committed(place) is None
+    consumer.commit({place: OffsetAndMetadata(7, "so far", 0)})
+    assert consumer.committed(place, metadata=True) == OffsetAndMetadata(7, "so far", 0)
+    consumer.close()
+    with Client(served.server.url) as client:
+        assert client.group("g").offsets[0].offset == 7
+        client.commit_offsets("g", [OffsetCommit("flights", 1, 9)])
+    consumer = KafkaConsumer(bootstrap_servers=f"127.0.0.1:{served.kafka_port}", group_id="g")
+    assert consumer.committed(place) == 9
+    consumer.close()
+
+
+def test_a_group_goes_on_after_a_restart_of_the_broker(tmp_path: Path) -> None:
+    with served_broker(tmp_path / "data", kafka=KafkaSettings(), **SETTINGS) as served:
+        served.broker.create_topic("flights", partitions=4)
+        with member(served, group_instance_id="i") as first:
+            until(lambda: parts(first) == {0, 1, 2, 3})
+            before = served.broker.groups.coordinator.describe("g")
+    with served_broker(tmp_path / "data", kafka=KafkaSettings(), **SETTINGS) as served:
+        served.broker.groups.rebuild()
+        assert served.broker.groups.coordinator.describe("g") == before
+        with member(served, group_instance_id="i") as second:
+            until(lambda: parts(second) == {0, 1, 2, 3})
+            after = served.broker.groups.coordinator.describe("g")
+            assert after.generation == before.generation
+            assert after.members[0].member_id != before.members[0].member_id
+
+
+def test_confluents_consumers_share_too(served: Served) -> None:
+    """librdkafka: range, then one by one (cooperative)."""
+    for strategy in ("range", "cooperative-sticky"):
+        consumers = [
+            Consumer(
+                {
+                    "bootstrap.servers": f"127.0.0.1:{served.kafka_port}",
+                    "group.id": strategy,
+                    "partition.assignment.strategy": strategy,
+                    "session.timeout.ms": 6000,
+                    "heartbeat.interval.ms": 100,
+                }
+            )
+            for _ in range(2)
+        ]
+
+        def shared(members: list[Consumer] = consumers) -> bool:
+            for one in members:
+                one.poll(0.05)
+            mine = [{place.partition for place in one.assignment()} for one in members]
+            return sorted(map(len, mine)) == [2, 2] and set.union(*mine) == {0, 1, 2, 3}
+
+        for one in consumers:
+            one.subscribe(["flights"])
+        until(shared)
+        for one in consumers:
+            one.close()
+
+
+def test_an_admin_sees_and_deletes_groups(served: Served) -> None:
+    admin = KafkaAdminClient(bootstrap_servers=f"127.0.0.1:{served.kafka_port}")
+    place = TopicPartition("flights", 0)
+    with member(served) as one:
+        until(lambda: parts(one) == {0, 1, 2, 3})
+        one.commit({place: OffsetAndMetadata(0, "", -1)})
+        (listed,) = admin.list_groups()
+        assert (listed["group_id"], listed["group_state"]) == ("g", "Stable")
+        found = admin.describe_groups(["g"])["g"]
+        assert (found["group_state"], found["protocol_data"], len(found["members"])) == (
+            "Stable",
+            "range",
+            1,
+        )
+        assert admin.list_group_offsets("g")["g"][place].offset == 0
+        assert "NonEmptyGroup" in str(admin.delete_groups(["g"]))
+    until(lambda: state(served) == "Empty")
+    admin.delete_groups(["g"])
+    assert admin.list_groups() == []
+    assert served.broker.groups.names() == []
+    admin.close()
