@@ -178,6 +178,12 @@ class Broker:
         self.background.copying.wake()
         return topic
 
+    def check_new_topic(
+        self, name: str, *, partitions: int, config: Mapping[str, ConfigValue]
+    ) -> None:
+        """Raise what `create_topic` would. Changes nothing."""
+        self._topics.check_new(name, partitions=partitions, config=config)
+
     def list_topics(self, *, prefix: str = "", internal: bool = False) -> list[TopicSummary]:
         """Sorted by name. `internal` includes internal topics (`__…`)."""
         return self._topics.summaries(prefix=prefix, internal=internal)
@@ -212,6 +218,16 @@ class Broker:
         topic = self._topics.alter(name, config=config or {}, partitions=partitions)
         self.background.copying.wake()
         return topic
+
+    def check_altered_topic(
+        self,
+        name: str,
+        *,
+        config: Mapping[str, ConfigValue | None] | None = None,
+        partitions: int | None = None,
+    ) -> None:
+        """Raise what `alter_topic` would. Changes nothing."""
+        self._topics.check_altered(name, config=config or {}, partitions=partitions)
 
     def delete_topic(self, name: str) -> None:
         """The topic is gone when this returns; files and objects are deleted in the background."""

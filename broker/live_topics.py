@@ -162,13 +162,8 @@ class LiveTopics:
     def create(
         self, name: str, *, partitions: int, config: Mapping[str, ConfigValue]
     ) -> TopicState:
-        check_topic_name(name)
-        parsed = LogConfig.parse(config)
-        _check_partition_count(partitions)
         with self._changing():
-            if name in self._topics:
-                raise TopicExists(f"topic {name!r} already exists")
-            self._check_letter_case(name)
+            parsed = self.check_new(name, partitions=partitions, config=config)
             older = [one for one in self.registry.deleted() if one.name == name]
             for deleted in older:
                 self._set_aside(deleted)
@@ -186,6 +181,18 @@ class LiveTopics:
             topic = self._create(record)
             self._topics[name] = self._by_id[record.topic_id] = topic
         return topic.describe()
+
+    def check_new(
+        self, name: str, *, partitions: int, config: Mapping[str, ConfigValue]
+    ) -> LogConfig:
+        """Raise what `create` would. Returns the topic's configuration."""
+        check_topic_name(name)
+        parsed = LogConfig.parse(config)
+        _check_partition_count(partitions)
+        if name in self._topics:
+            raise TopicExists(f"topic {name!r} already exists")
+        self._check_letter_case(name)
+        return parsed
 
     def _check_letter_case(self, name: str) -> None:
         """On a Mac's disk, names that differ in letter case alone would be one folder."""
@@ -217,11 +224,7 @@ class LiveTopics:
     ) -> TopicState:
         with self._changing():
             topic, before = self._find_owned(name)
-            changed = topic.config.replace(config)
-            _check_alteration(topic, changed)
-            record = msgspec.structs.replace(before, config=dict(changed.overrides), dirty=True)
-            if partitions is not None:
-                record = _with_partitions(record, partitions)
+            changed, record = _altered(topic, before, config=config, partitions=partitions)
             self.registry.put_topics(record)
             topic.add_partitions(self._added_partitions(topic, record, before=before))
             topic.record, topic.config = record, changed
@@ -230,6 +233,13 @@ class LiveTopics:
                 if not partition.has_bucket:  # until remote storage is turned on
                     partition.use_bucket(self._opener.find_cold_log(record, partition.number))
         return topic.describe()
+
+    def check_altered(
+        self, name: str, *, config: Mapping[str, ConfigValue | None], partitions: int | None
+    ) -> None:
+        """Raise what `alter` would."""
+        topic, before = self._find_owned(name)
+        _altered(topic, before, config=config, partitions=partitions)
 
     def _added_partitions(
         self, topic: Topic, record: TopicRecord, *, before: TopicRecord
@@ -334,9 +344,19 @@ def _abandon_logs(topic: Topic) -> None:
         partition.log.abandon()
 
 
-def _check_alteration(topic: Topic, changed: LogConfig) -> None:
+def _altered(
+    topic: Topic,
+    before: TopicRecord,
+    *,
+    config: Mapping[str, ConfigValue | None],
+    partitions: int | None,
+) -> tuple[LogConfig, TopicRecord]:
+    """The changed configuration and record. Raises InvalidConfig, InvalidPartitionCount."""
+    changed = topic.config.replace(config)
     for partition in topic.partitions.values():
         partition.check_change(topic.config, changed)
+    record = msgspec.structs.replace(before, config=dict(changed.overrides), dirty=True)
+    return changed, record if partitions is None else _with_partitions(record, partitions)
 
 
 def _check_partition_count(partitions: int) -> None:

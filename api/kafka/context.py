@@ -41,6 +41,11 @@ class KafkaContext:
         future = self.workers.writers.submit(call, *args, **kwargs)
         return await asyncio.wrap_future(future)
 
+    async def write_cold(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a call that writes, and may wait for the bucket."""
+        future = self.workers.cold_writers.submit(call, *args, **kwargs)
+        return await asyncio.wrap_future(future)
+
     async def parse(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that computes at length."""
         return await asyncio.wrap_future(self.workers.parsers.submit(call, *args, **kwargs))

@@ -96,6 +96,7 @@ class Code(IntEnum):
     FETCH_SESSION_TOPIC_ID_ERROR = 106
     INCONSISTENT_TOPIC_ID = 103
     UNKNOWN_TOPIC_ID = 100
+    MISMATCHED_ENDPOINT_TYPE = 114
 
 
 # The most derived class that is in here counts.

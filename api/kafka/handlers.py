@@ -1,8 +1,29 @@
-"""What the Kafka listener serves: a row for each API, with the type to decode and its handler."""
+"""What the Kafka listener serves: the handler of each API."""
 
 from __future__ import annotations
 
-from tierlog.api.kafka.calls import Calls, Row
+from collections.abc import Mapping
+from typing import Final
+
+from tierlog.api.kafka.calls import Calls, Handler, Row
+from tierlog.api.kafka.cluster import (
+    alter_partition_reassignments,
+    alter_replica_log_dirs,
+    describe_client_quotas,
+    describe_cluster,
+    describe_log_dirs,
+    describe_topic_partitions,
+    describe_transactions,
+    elect_leaders,
+    list_partition_reassignments,
+    list_transactions,
+)
+from tierlog.api.kafka.configs import (
+    alter_configs,
+    describe_configs,
+    incremental_alter_configs,
+    list_config_resources,
+)
 from tierlog.api.kafka.fetch import fetch
 from tierlog.api.kafka.group_offsets import (
     delete_groups,
@@ -23,50 +44,65 @@ from tierlog.api.kafka.log_offsets import list_offsets, offset_for_leader_epoch
 from tierlog.api.kafka.metadata import metadata
 from tierlog.api.kafka.produce import produce
 from tierlog.api.kafka.producers import describe_producers, init_producer_id
-from tierlog.api.kafka.versions import api_versions
-from tierlog.record_format.kafka_messages.messages import (
-    ApiVersionsRequest,
-    DeleteGroupsRequest,
-    DescribeGroupsRequest,
-    DescribeProducersRequest,
-    FetchRequest,
-    FindCoordinatorRequest,
-    HeartbeatRequest,
-    InitProducerIdRequest,
-    JoinGroupRequest,
-    LeaveGroupRequest,
-    ListGroupsRequest,
-    ListOffsetsRequest,
-    MetadataRequest,
-    OffsetCommitRequest,
-    OffsetDeleteRequest,
-    OffsetFetchRequest,
-    OffsetForLeaderEpochRequest,
-    ProduceRequest,
-    SyncGroupRequest,
+from tierlog.api.kafka.topic_changes import (
+    create_partitions,
+    create_topics,
+    delete_records,
+    delete_topics,
 )
+from tierlog.api.kafka.versions import api_versions
+from tierlog.record_format.kafka_messages.messages import struct_types
+
+HANDLERS: Final[Mapping[str, Handler]] = {
+    "Produce": produce,
+    "Fetch": fetch,
+    "ListOffsets": list_offsets,
+    "Metadata": metadata,
+    "OffsetCommit": offset_commit,
+    "OffsetFetch": offset_fetch,
+    "FindCoordinator": find_coordinator,
+    "JoinGroup": join_group,
+    "Heartbeat": heartbeat,
+    "LeaveGroup": leave_group,
+    "SyncGroup": sync_group,
+    "DescribeGroups": describe_groups,
+    "ListGroups": list_groups,
+    "CreateTopics": create_topics,
+    "DeleteTopics": delete_topics,
+    "DeleteRecords": delete_records,
+    "InitProducerId": init_producer_id,
+    "DeleteGroups": delete_groups,
+    "OffsetDelete": offset_delete,
+    "OffsetForLeaderEpoch": offset_for_leader_epoch,
+    "DescribeConfigs": describe_configs,
+    "AlterConfigs": alter_configs,
+    "AlterReplicaLogDirs": alter_replica_log_dirs,
+    "DescribeLogDirs": describe_log_dirs,
+    "CreatePartitions": create_partitions,
+    "ElectLeaders": elect_leaders,
+    "IncrementalAlterConfigs": incremental_alter_configs,
+    "AlterPartitionReassignments": alter_partition_reassignments,
+    "ListPartitionReassignments": list_partition_reassignments,
+    "DescribeClientQuotas": describe_client_quotas,
+    "DescribeCluster": describe_cluster,
+    "DescribeProducers": describe_producers,
+    "DescribeTransactions": describe_transactions,
+    "ListTransactions": list_transactions,
+    "ListConfigResources": list_config_resources,
+    "DescribeTopicPartitions": describe_topic_partitions,
+}
+_PIPELINED: Final = frozenset(("Produce",))
+_OPEN: Final = frozenset(("ApiVersions",))  # also before a client has authenticated
 
 
 def all_calls() -> Calls:
-    calls = {
-        "Produce": Row(ProduceRequest, produce, is_pipelined=True),
-        "Fetch": Row(FetchRequest, fetch),
-        "ListOffsets": Row(ListOffsetsRequest, list_offsets),
-        "Metadata": Row(MetadataRequest, metadata),
-        "OffsetCommit": Row(OffsetCommitRequest, offset_commit),
-        "OffsetFetch": Row(OffsetFetchRequest, offset_fetch),
-        "FindCoordinator": Row(FindCoordinatorRequest, find_coordinator),
-        "JoinGroup": Row(JoinGroupRequest, join_group),
-        "Heartbeat": Row(HeartbeatRequest, heartbeat),
-        "LeaveGroup": Row(LeaveGroupRequest, leave_group),
-        "SyncGroup": Row(SyncGroupRequest, sync_group),
-        "DescribeGroups": Row(DescribeGroupsRequest, describe_groups),
-        "ListGroups": Row(ListGroupsRequest, list_groups),
-        "DeleteGroups": Row(DeleteGroupsRequest, delete_groups),
-        "OffsetDelete": Row(OffsetDeleteRequest, offset_delete),
-        "InitProducerId": Row(InitProducerIdRequest, init_producer_id),
-        "OffsetForLeaderEpoch": Row(OffsetForLeaderEpochRequest, offset_for_leader_epoch),
-        "DescribeProducers": Row(DescribeProducersRequest, describe_producers),
-    }
-    calls["ApiVersions"] = Row(ApiVersionsRequest, api_versions(calls), is_open=True)
+    calls: dict[str, Row] = {}
+    for name, handle in {**HANDLERS, "ApiVersions": api_versions(calls)}.items():
+        request = f"{name}Request"
+        calls[name] = Row(
+            struct_types(request)[request],
+            handle,
+            is_pipelined=name in _PIPELINED,
+            is_open=name in _OPEN,
+        )
     return calls

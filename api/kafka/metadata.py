@@ -13,6 +13,7 @@ from contextlib import suppress
 from tierlog.api.kafka.calls import Call
 from tierlog.api.kafka.context import NODE_ID
 from tierlog.api.kafka.error_codes import Code, code_of
+from tierlog.api.kafka.operations import UNASKED, operations_of_cluster, operations_of_topic
 from tierlog.api.serving.grants import Scope
 from tierlog.broker.topics import Topic
 from tierlog.record_format.checkpoint_files import format_topic_id, parse_topic_id
@@ -35,12 +36,18 @@ async def metadata(call: Call, request: MetadataRequest) -> MetadataResponse:
             await _one(call, wanted, creates=request.allow_auto_topic_creation)
             for wanted in request.topics or ()
         ]
+    if request.include_topic_authorized_operations:
+        for topic in topics:
+            if topic.name is not None:
+                topic.topic_authorized_operations = operations_of_topic(call, topic.name)
+    asked = request.include_cluster_authorized_operations
     host, port = context.advertised
     return MetadataResponse(
         brokers=[MetadataResponse.MetadataResponseBroker(node_id=NODE_ID, host=host, port=port)],
         cluster_id=context.broker.folder.cluster_id,
         controller_id=NODE_ID,
         topics=topics,
+        cluster_authorized_operations=operations_of_cluster(call) if asked else UNASKED,
     )
 
 

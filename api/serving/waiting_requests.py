@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Callable
 
 from tierlog.broker.partition import Partition
+from tierlog.broker.topics import Topic
 
 Wake = Callable[[], object]
 
@@ -67,6 +68,11 @@ class WaitingRequests:
         waiting = self._partitions.get(partition)
         if waiting is not None:
             waiting.wake_all()
+
+    def wake_topic(self, topic: Topic) -> None:
+        """Wake all requests that wait for a partition of it: it has new ones."""
+        for partition in list(topic.partitions.values()):
+            self.wake_all(partition)
 
 
 class _Waiting:

@@ -37,13 +37,16 @@ from tierlog.api.http.schemas import (
     Trimmed,
 )
 from tierlog.api.http.settings import MAX_OFFSET
+from tierlog.broker.internal_topics import (
+    check_may_alter,
+    check_may_create,
+    check_may_delete,
+)
 from tierlog.broker.partition import Partition
 from tierlog.broker.segment_listing import SegmentState, iter_segments
-from tierlog.broker.topic_registry import INTERNAL_PREFIX
 from tierlog.broker.topics import TopicState
 from tierlog.hot_tier.config_words import in_words
 from tierlog.manifest.state import Manifest
-from tierlog.record_format.consumer_offsets import TOPIC as CONSUMER_OFFSETS
 from tierlog.record_format.errors import Forbidden
 from tierlog.record_format.segment_entry import SegmentEntry
 from tierlog.record_format.topic_rules import ConfigValue
@@ -79,8 +82,7 @@ async def create_topic(
     context: TheContext, grant: TheGrant, body: Annotated[CreateTopic, body_as(CreateTopic)]
 ) -> Response:
     grant.check_topic(body.name)
-    if body.name.startswith(INTERNAL_PREFIX):  # no client could produce to it, or delete it
-        raise Forbidden(f"{body.name!r}: names that begin with {INTERNAL_PREFIX} are reserved")
+    check_may_create(body.name)
     created = await context.write(
         context.broker.create_topic,
         body.name,
@@ -117,19 +119,16 @@ async def alter_topic(
     topic: Annotated[str, Depends(_known_topic)],  # UnknownTopic precedes errors of the body
     body: Annotated[AlterTopic, body_as(AlterTopic)],
 ) -> Response:
-    if topic == CONSUMER_OFFSETS:
-        _check_keeps_offsets(body)
-    if body.config is UNSET and body.partitions is UNSET:
+    changed = {} if isinstance(body.config, UnsetType) else body.config
+    partitions = None if isinstance(body.partitions, UnsetType) else body.partitions
+    check_may_alter(topic, config=changed, partitions=partitions)
+    if body.config is UNSET and partitions is None:
         strict_json.refuse_field("", "nothing to change: give config or partitions")
     altered = await context.write(
-        context.broker.alter_topic,
-        topic,
-        config=None if isinstance(body.config, UnsetType) else body.config,
-        partitions=None if isinstance(body.partitions, UnsetType) else body.partitions,
+        context.broker.alter_topic, topic, config=changed, partitions=partitions
     )
-    if body.partitions is not UNSET:
-        _wake_tails(context, topic)
-    changed = {} if isinstance(body.config, UnsetType) else body.config
+    if partitions is not None:
+        context.waiting.wake_topic(context.broker.topic(topic))
     return JsonResponse(_with_warnings(_shown(context, altered), changed))
 
 
@@ -156,31 +155,8 @@ def _small_segments(config: Mapping[str, ConfigValue]) -> str:
     )
 
 
-def _wake_tails(context: Context, name: str) -> None:
-    """Wake the tails of the topic, so that they include its new partitions."""
-    for partition in list(context.broker.topic(name).partitions.values()):
-        context.waiting.wake_all(partition)
-
-
-def _check_keeps_offsets(body: AlterTopic) -> None:
-    """Raises Forbidden for a change that would lose the groups' committed offsets."""
-    if body.partitions is not UNSET:
-        raise Forbidden(
-            f"{CONSUMER_OFFSETS}: partitions cannot be added, since groups are found by their hash"
-        )
-    config = {} if isinstance(body.config, UnsetType) else body.config
-    if config.get("cleanup.policy", "compact") != "compact":
-        raise Forbidden(
-            f"{CONSUMER_OFFSETS}: cleanup.policy has to be compact, or offsets would expire"
-        )
-    for key in ("retention.ms", "retention.bytes"):  # adopted from Kafka, it is not compacted
-        if str(config.get(key, -1)) != "-1":
-            raise Forbidden(f"{CONSUMER_OFFSETS}: {key} has to be -1, or offsets would expire")
-
-
 async def delete_topic(context: TheContext, topic: str) -> Response:
-    if context.broker.topic(topic).record.internal:
-        raise Forbidden(f"{topic} is internal: HTTP clients cannot delete it")
+    check_may_delete(context.broker.topic(topic).record.name)
     await context.write(context.broker.delete_topic, topic)
     return Response(status_code=204)
 

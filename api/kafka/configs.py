@@ -1,0 +1,330 @@
+"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs and ListConfigResources.
+
+* Every key is listed, ours too, and what was listed is taken back.
+* A broker's settings are shown and not changed: they are read when it starts.
+* Each resource is changed as a whole or refused; one that is named twice is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import IntEnum
+from typing import Final, Protocol
+
+from tierlog.api.kafka.calls import Call
+from tierlog.api.kafka.config_entries import (
+    Entry,
+    Source,
+    broker_entries,
+    changed_value,
+    entries_of,
+)
+from tierlog.api.kafka.context import NODE_ID
+from tierlog.api.kafka.error_codes import Code, Refused, code_of
+from tierlog.api.kafka.partitions import DESCRIBING, topic_of
+from tierlog.api.kafka.topic_changes import repeated
+from tierlog.api.serving.grants import Scope
+from tierlog.broker.internal_topics import check_may_alter
+from tierlog.hot_tier.log_config import KEYS_BY_NAME, LogConfig
+from tierlog.record_format.errors import Forbidden, TierlogError
+from tierlog.record_format.kafka_messages.messages import (
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
+)
+from tierlog.record_format.topic_rules import ConfigValue
+
+_ADMIN: Final = (Scope.ADMIN,)
+Changes = Mapping[str, ConfigValue | None]
+
+
+class Resource(IntEnum):
+    TOPIC = 2
+    BROKER = 4
+
+
+class Operation(IntEnum):
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+class AlteredResource(Protocol):
+    """Of either call that alters."""
+
+    @property
+    def resource_type(self) -> int: ...
+    @property
+    def resource_name(self) -> str: ...
+
+
+# --- describing -----------------------------------------------------------------------------------
+
+
+def describe_configs(call: Call, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
+    return DescribeConfigsResponse(
+        results=[
+            _described(
+                call,
+                resource,
+                synonyms=request.include_synonyms,
+                docs=request.include_documentation,
+            )
+            for resource in request.resources
+        ]
+    )
+
+
+def _described(
+    call: Call,
+    wanted: DescribeConfigsRequest.DescribeConfigsResource,
+    *,
+    synonyms: bool,
+    docs: bool,
+) -> DescribeConfigsResponse.DescribeConfigsResult:
+    result = DescribeConfigsResponse.DescribeConfigsResult(
+        resource_type=wanted.resource_type, resource_name=wanted.resource_name
+    )
+    keys = wanted.configuration_keys
+    try:
+        result.configs = [
+            _shown(entry, synonyms=synonyms, docs=docs)
+            for entry in _entries(call, wanted.resource_type, wanted.resource_name)
+            if keys is None or entry.name in keys
+        ]
+    except TierlogError as error:
+        result.error_code, result.error_message = _refusal(error, wanted.resource_type)
+    return result
+
+
+def _entries(call: Call, kind: int, name: str) -> Iterable[Entry]:
+    """Raises Refused, Forbidden, UnknownTopic."""
+    if kind == Resource.TOPIC:
+        return entries_of(topic_of(call, name, DESCRIBING).config)
+    if kind == Resource.BROKER:
+        call.session.grant.check_scopes(DESCRIBING)
+        if not name:  # the defaults of all brokers, of which none is set here
+            return ()
+        _check_broker(name)
+        return broker_entries(call.context.broker.settings, call.context.settings)
+    raise _unsupported(kind)
+
+
+def _unsupported(kind: int) -> Refused:
+    return Refused(Code.INVALID_REQUEST, f"Unsupported resource type: {kind}")
+
+
+def _check_broker(name: str) -> None:
+    """Raises Refused."""
+    if name != str(NODE_ID):
+        raise Refused(
+            Code.INVALID_REQUEST,
+            f"Unexpected broker id, expected {NODE_ID} or empty string, but received {name}",
+        )
+
+
+def _shown(
+    entry: Entry, *, synonyms: bool, docs: bool
+) -> DescribeConfigsResponse.DescribeConfigsResourceResult:
+    shown = DescribeConfigsResponse.DescribeConfigsResourceResult(
+        name=entry.name,
+        value=entry.value,
+        read_only=entry.read_only,
+        config_source=entry.source,
+        config_type=entry.type,
+        documentation=entry.doc if docs else None,
+    )
+    if synonyms:
+        values = [(entry.value, int(entry.source))]
+        if entry.source != Source.DEFAULT and entry.default is not None:
+            values.append((entry.default, int(Source.DEFAULT)))
+        shown.synonyms = [
+            DescribeConfigsResponse.DescribeConfigsSynonym(
+                name=entry.name, value=value, source=source
+            )
+            for value, source in values
+        ]
+    return shown
+
+
+def list_config_resources(
+    call: Call, request: ListConfigResourcesRequest
+) -> ListConfigResourcesResponse:
+    """Version 0 is about client metrics alone, of which there are none."""
+    if call.version == 0:
+        return ListConfigResourcesResponse()
+    kinds = set(request.resource_types) or {*Resource}
+    try:
+        call.session.grant.check_scopes(DESCRIBING)
+    except Forbidden:
+        return ListConfigResourcesResponse(error_code=Code.CLUSTER_AUTHORIZATION_FAILED)
+    found: list[tuple[str, int]] = []
+    if Resource.TOPIC in kinds:
+        listed = call.context.broker.list_topics(internal=True)
+        seen = (one.name for one in listed if call.session.grant.sees_topic(one.name))
+        found += [(name, Resource.TOPIC) for name in seen]
+    if Resource.BROKER in kinds:
+        found.append((str(NODE_ID), Resource.BROKER))
+    return ListConfigResourcesResponse(
+        config_resources=[
+            ListConfigResourcesResponse.ConfigResource(resource_name=name, resource_type=kind)
+            for name, kind in found
+        ]
+    )
+
+
+# --- altering -------------------------------------------------------------------------------------
+
+
+async def alter_configs(call: Call, request: AlterConfigsRequest) -> AlterConfigsResponse:
+    """What is not given gets its default back."""
+    results = AlterConfigsResponse.AlterConfigsResourceResponse
+    changes = [_replacing(one) for one in request.resources]
+    outcomes = await _alter_all(
+        call, request.resources, changes, validate_only=request.validate_only
+    )
+    return AlterConfigsResponse(
+        responses=[
+            results(code, text, one.resource_type, one.resource_name)
+            for one, (code, text) in zip(request.resources, outcomes, strict=True)
+        ]
+    )
+
+
+async def incremental_alter_configs(
+    call: Call, request: IncrementalAlterConfigsRequest
+) -> IncrementalAlterConfigsResponse:
+    results = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
+    changes = [_changing(one) for one in request.resources]
+    outcomes = await _alter_all(
+        call, request.resources, changes, validate_only=request.validate_only
+    )
+    return IncrementalAlterConfigsResponse(
+        responses=[
+            results(code, text, one.resource_type, one.resource_name)
+            for one, (code, text) in zip(request.resources, outcomes, strict=True)
+        ]
+    )
+
+
+async def _alter_all(
+    call: Call,
+    resources: Sequence[AlteredResource],
+    changes: Sequence[Callable[[LogConfig], Changes]],
+    *,
+    validate_only: bool,
+) -> list[tuple[int, str | None]]:
+    """The code and message of each."""
+    twice = repeated(f"{one.resource_type} {one.resource_name}" for one in resources)
+    outcomes: list[tuple[int, str | None]] = []
+    for one, change in zip(resources, changes, strict=True):
+        try:
+            if f"{one.resource_type} {one.resource_name}" in twice:
+                raise Refused(Code.INVALID_REQUEST, "Each resource must appear at most once.")
+            await _alter(call, one, change, validate_only=validate_only)
+            outcomes.append((Code.NONE, None))
+        except (TierlogError, OSError) as error:
+            outcomes.append(_refusal(error, one.resource_type))
+    return outcomes
+
+
+async def _alter(
+    call: Call,
+    resource: AlteredResource,
+    change: Callable[[LogConfig], Changes],
+    *,
+    validate_only: bool,
+) -> None:
+    broker, name = call.context.broker, resource.resource_name
+    if resource.resource_type == Resource.BROKER:
+        call.session.grant.check_scopes(_ADMIN)
+        if name:
+            _check_broker(name)
+        raise Refused(
+            Code.INVALID_REQUEST,
+            "the settings of a broker are read when it starts: change them there",
+        )
+    if resource.resource_type != Resource.TOPIC:
+        raise _unsupported(resource.resource_type)
+    config = change(topic_of(call, name, _ADMIN).config)
+    check_may_alter(name, config=config, partitions=None)
+    broker.check_altered_topic(name, config=config)
+    if not validate_only:
+        await call.context.write(broker.alter_topic, name, config=config)
+
+
+def _refusal(error: Exception, kind: int) -> tuple[int, str]:
+    code = code_of(error)
+    if code is Code.TOPIC_AUTHORIZATION_FAILED and kind != Resource.TOPIC:
+        code = Code.CLUSTER_AUTHORIZATION_FAILED
+    return code, str(error)
+
+
+def _replacing(
+    resource: AlterConfigsRequest.AlterConfigsResource,
+) -> Callable[[LogConfig], Changes]:
+    def changes(now: LogConfig) -> Changes:
+        _check_once(one.name for one in resource.configs)
+        for one in resource.configs:
+            _check_value(one.name, one.value)
+        given = {one.name: one.value for one in resource.configs}
+        return {**dict.fromkeys(now.overrides), **given}
+
+    return changes
+
+
+def _changing(
+    resource: IncrementalAlterConfigsRequest.AlterConfigsResource,
+) -> Callable[[LogConfig], Changes]:
+    def changes(now: LogConfig) -> Changes:
+        _check_once(one.name for one in resource.configs)
+        return {one.name: _changed(now, one) for one in resource.configs}
+
+    return changes
+
+
+def _check_once(names: Iterable[str]) -> None:
+    if twice := repeated(names):
+        text = f"Error due to duplicate config keys: {', '.join(sorted(twice))}"
+        raise Refused(Code.INVALID_REQUEST, text)
+
+
+def _check_value(name: str, value: str | None) -> None:
+    if value is None:
+        raise Refused(Code.INVALID_REQUEST, f"Null value not supported for : {name}")
+
+
+def _changed(
+    now: LogConfig, one: IncrementalAlterConfigsRequest.AlterableConfig
+) -> ConfigValue | None:
+    """The value to set; None for the default. Raises Refused."""
+    operation = one.config_operation
+    if operation == Operation.DELETE:
+        return None
+    _check_value(one.name, one.value)
+    assert one.value is not None, "checked"
+    if operation == Operation.SET:
+        return one.value
+    if operation not in (Operation.APPEND, Operation.SUBTRACT):
+        text = f"Unknown operation type {operation} for {one.name}"
+        raise Refused(Code.INVALID_REQUEST, text)
+    key = KEYS_BY_NAME.get(one.name)
+    if key is None or key.kind != "list":
+        what = Operation(operation).name
+        raise Refused(
+            Code.INVALID_CONFIG,
+            f"Can't {what} to key {one.name} because its type is not LIST.",
+        )
+    items = [item for item in str(changed_value(now, one.name)).split(",") if item]
+    named = one.value.split(",")
+    if operation == Operation.APPEND:
+        items += [item for item in named if item not in items]
+    else:
+        items = [item for item in items if item not in named]
+    return ",".join(items)

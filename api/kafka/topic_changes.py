@@ -1,0 +1,307 @@
+"""CreateTopics, DeleteTopics, CreatePartitions and DeleteRecords, with the refusals of Kafka's
+controller (ReplicationControlManager, ControllerApis).
+
+* Each topic is changed or refused by itself; one that is named twice is refused.
+* A cluster of one has one replica of everything: -1 or 1.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from tierlog.api.kafka.calls import Call
+from tierlog.api.kafka.config_entries import entries_of
+from tierlog.api.kafka.context import NODE_ID
+from tierlog.api.kafka.error_codes import Code, Refused, code_of
+from tierlog.api.kafka.partitions import topic_of, topic_of_id
+from tierlog.api.serving.grants import Scope
+from tierlog.broker.internal_topics import check_may_alter, check_may_create, check_may_delete
+from tierlog.broker.topics import Topic
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.record_format.checkpoint_files import parse_topic_id
+from tierlog.record_format.errors import TierlogError
+from tierlog.record_format.kafka_messages.messages import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+)
+from tierlog.record_format.topic_rules import ConfigValue
+
+_DEFAULT: Final = -1
+_NO_ID: Final = bytes(16)
+_ADMIN: Final = (Scope.ADMIN,)
+_HIGH_WATERMARK: Final = -1
+_DUPLICATE: Final = "Duplicate topic name."
+
+
+def repeated(names: Iterable[str]) -> set[str]:
+    return {name for name, count in Counter(names).items() if count > 1}
+
+
+# --- CreateTopics ---------------------------------------------------------------------------------
+
+
+async def create_topics(call: Call, request: CreateTopicsRequest) -> CreateTopicsResponse:
+    twice = repeated(one.name for one in request.topics)
+    done: list[CreateTopicsResponse.CreatableTopicResult] = []
+    for one in request.topics:
+        if one.name in twice:
+            if all(other.name != one.name for other in done):
+                done.append(_not_created(one.name, Refused(Code.INVALID_REQUEST, _DUPLICATE)))
+            continue
+        try:
+            done.append(await _create(call, one, validate_only=request.validate_only))
+        except (TierlogError, OSError) as error:
+            done.append(_not_created(one.name, error))
+    return CreateTopicsResponse(topics=done)
+
+
+def _not_created(name: str, error: Exception) -> CreateTopicsResponse.CreatableTopicResult:
+    return CreateTopicsResponse.CreatableTopicResult(
+        name=name, error_code=code_of(error), error_message=str(error)
+    )
+
+
+async def _create(
+    call: Call, wanted: CreateTopicsRequest.CreatableTopic, *, validate_only: bool
+) -> CreateTopicsResponse.CreatableTopicResult:
+    broker, name = call.context.broker, wanted.name
+    call.session.grant.check_topic(name)
+    call.session.grant.check_scopes(_ADMIN)
+    check_may_create(name)
+    partitions = _partition_count(call, wanted)
+    config = _config_of(wanted)
+    if validate_only:
+        broker.check_new_topic(name, partitions=partitions, config=config)
+        topic_id, effective = uuid.uuid4().bytes, LogConfig.parse(config)
+    else:
+        await call.context.write(broker.create_topic, name, partitions=partitions, config=config)
+        topic = broker.topic(name)
+        topic_id, effective = parse_topic_id(topic.record.topic_id).bytes, topic.config
+    return CreateTopicsResponse.CreatableTopicResult(
+        name=name,
+        topic_id=topic_id,
+        num_partitions=partitions,
+        replication_factor=1,
+        configs=[
+            CreateTopicsResponse.CreatableTopicConfigs(
+                name=entry.name, value=entry.value, config_source=entry.source
+            )
+            for entry in entries_of(effective)
+        ],
+    )
+
+
+def _partition_count(call: Call, wanted: CreateTopicsRequest.CreatableTopic) -> int:
+    """Raises Refused."""
+    if wanted.assignments:
+        return _assigned_count(wanted)
+    if wanted.replication_factor not in (_DEFAULT, 1):
+        raise _bad_replication(wanted.replication_factor)
+    if wanted.num_partitions < _DEFAULT or wanted.num_partitions == 0:
+        raise Refused(
+            Code.INVALID_PARTITIONS,
+            "Number of partitions was set to an invalid non-positive value.",
+        )
+    if wanted.num_partitions == _DEFAULT:
+        return call.context.settings.num_partitions
+    return wanted.num_partitions
+
+
+def _bad_replication(factor: int) -> Refused:
+    text = "Replication factor must be larger than 0, or -1 to use the default value."
+    if factor > 1:
+        text = (
+            f"Unable to replicate the partition {factor} time(s): The target replication factor of "
+            f"{factor} cannot be reached because only 1 broker(s) are registered."
+        )
+    return Refused(Code.INVALID_REPLICATION_FACTOR, text)
+
+
+def _assigned_count(wanted: CreateTopicsRequest.CreatableTopic) -> int:
+    """Raises Refused."""
+    for what, given in (
+        ("replicationFactor", wanted.replication_factor),
+        ("numPartitions", wanted.num_partitions),
+    ):
+        if given != _DEFAULT:
+            text = f"A manual partition assignment was specified, but {what} was not set to -1."
+            raise Refused(Code.INVALID_REQUEST, text)
+    numbers = sorted(one.partition_index for one in wanted.assignments)
+    if numbers != list(range(len(numbers))):
+        raise Refused(
+            Code.INVALID_REPLICA_ASSIGNMENT,
+            "partitions should be a consecutive 0-based integer sequence",
+        )
+    check_replicas(one.broker_ids for one in wanted.assignments)
+    return len(numbers)
+
+
+def check_replicas(assigned: Iterable[Sequence[int]]) -> None:
+    """Raises Refused for any but this one broker."""
+    for replicas in assigned:
+        unknown = [replica for replica in replicas if replica != NODE_ID]
+        problem = ""
+        if not replicas:
+            problem = "The manual partition assignment includes an empty replica list."
+        elif unknown:
+            problem = (
+                f"The manual partition assignment includes broker {unknown[0]}, but no such broker "
+                "is registered."
+            )
+        elif len(replicas) > 1:
+            problem = (
+                f"The manual partition assignment includes the broker {NODE_ID} more than once."
+            )
+        if problem:
+            raise Refused(Code.INVALID_REPLICA_ASSIGNMENT, problem)
+
+
+def _config_of(wanted: CreateTopicsRequest.CreatableTopic) -> dict[str, ConfigValue]:
+    """Raises Refused."""
+    for one in wanted.configs:
+        if one.value is None:
+            text = f"Null value not supported for topic configs: {one.name}"
+            raise Refused(Code.INVALID_CONFIG, text)
+    return {one.name: one.value for one in wanted.configs if one.value is not None}
+
+
+# --- DeleteTopics ---------------------------------------------------------------------------------
+
+
+async def delete_topics(call: Call, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
+    wanted = list(request.topics) or [
+        DeleteTopicsRequest.DeleteTopicState(name=name) for name in request.topic_names
+    ]
+    twice = repeated(one.name for one in wanted if one.name is not None)
+    done = []
+    for one in wanted:
+        result = DeleteTopicsResponse.DeletableTopicResult(name=one.name, topic_id=one.topic_id)
+        try:
+            if one.name in twice:
+                raise Refused(Code.INVALID_REQUEST, _DUPLICATE)
+            topic = _topic_to_delete(call, one)
+            result.topic_id = parse_topic_id(topic.record.topic_id).bytes
+            result.name = topic.record.name
+            check_may_delete(topic.record.name)
+            await call.context.write(call.context.broker.delete_topic, topic.record.name)
+        except (TierlogError, OSError) as error:
+            result.error_code, result.error_message = code_of(error), str(error)
+        done.append(result)
+    return DeleteTopicsResponse(responses=done)
+
+
+def _topic_to_delete(call: Call, wanted: DeleteTopicsRequest.DeleteTopicState) -> Topic:
+    """Raises Refused, Forbidden, UnknownTopic."""
+    if wanted.name is not None and wanted.topic_id != _NO_ID:
+        raise Refused(Code.INVALID_REQUEST, "You may not specify both topic name and topic id.")
+    if wanted.name is not None:
+        return topic_of(call, wanted.name, _ADMIN)
+    if wanted.topic_id == _NO_ID:
+        raise Refused(Code.INVALID_REQUEST, "Neither topic name nor id were specified.")
+    return topic_of_id(call, wanted.topic_id, _ADMIN)
+
+
+# --- CreatePartitions -----------------------------------------------------------------------------
+
+
+async def create_partitions(
+    call: Call, request: CreatePartitionsRequest
+) -> CreatePartitionsResponse:
+    twice = repeated(one.name for one in request.topics)
+    done = []
+    for one in request.topics:
+        result = CreatePartitionsResponse.CreatePartitionsTopicResult(name=one.name)
+        try:
+            if one.name in twice:
+                raise Refused(Code.INVALID_REQUEST, _DUPLICATE)
+            await _add_partitions(call, one, validate_only=request.validate_only)
+        except (TierlogError, OSError) as error:
+            result.error_code, result.error_message = code_of(error), str(error)
+        done.append(result)
+    return CreatePartitionsResponse(results=done)
+
+
+async def _add_partitions(
+    call: Call, wanted: CreatePartitionsRequest.CreatePartitionsTopic, *, validate_only: bool
+) -> None:
+    broker, topic = call.context.broker, topic_of(call, wanted.name, _ADMIN)
+    count = topic.record.partitions
+    if wanted.count == count:
+        raise Refused(Code.INVALID_PARTITIONS, f"Topic already has {count} partition(s).")
+    if wanted.count < count:
+        raise Refused(
+            Code.INVALID_PARTITIONS,
+            f"The topic {wanted.name} currently has {count} partition(s); {wanted.count} would not "
+            "be an increase.",
+        )
+    if wanted.assignments is not None:
+        _check_assignments(wanted, added=wanted.count - count)
+    check_may_alter(wanted.name, config={}, partitions=wanted.count)
+    broker.check_altered_topic(wanted.name, partitions=wanted.count)
+    if not validate_only:
+        await call.context.write(broker.alter_topic, wanted.name, partitions=wanted.count)
+        call.context.waiting.wake_topic(topic)
+
+
+def _check_assignments(
+    wanted: CreatePartitionsRequest.CreatePartitionsTopic, *, added: int
+) -> None:
+    given = wanted.assignments or []
+    if len(given) != added:
+        raise Refused(
+            Code.INVALID_REPLICA_ASSIGNMENT,
+            f"Attempted to add {added} additional partition(s), but only {len(given)} "
+            "assignment(s) were specified.",
+        )
+    check_replicas(one.broker_ids for one in given)
+
+
+# --- DeleteRecords --------------------------------------------------------------------------------
+
+
+async def delete_records(call: Call, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
+    done = []
+    for topic in request.topics:
+        results = [await _delete_before(call, topic.name, one) for one in topic.partitions]
+        done.append(
+            DeleteRecordsResponse.DeleteRecordsTopicResult(name=topic.name, partitions=results)
+        )
+    return DeleteRecordsResponse(topics=done)
+
+
+async def _delete_before(
+    call: Call, name: str, wanted: DeleteRecordsRequest.DeleteRecordsPartition
+) -> DeleteRecordsResponse.DeleteRecordsPartitionResult:
+    context, number = call.context, wanted.partition_index
+    result = DeleteRecordsResponse.DeleteRecordsPartitionResult(
+        partition_index=number, low_watermark=-1
+    )
+    try:
+        topic = topic_of(call, name, _ADMIN)
+        if topic.record.internal:
+            raise Refused(Code.INVALID_TOPIC_EXCEPTION)
+        _check_policy(topic)
+        partition = topic.partition(number)
+        offset = partition.high_watermark if wanted.offset == _HIGH_WATERMARK else wanted.offset
+        if offset < 0:
+            raise Refused(Code.OFFSET_OUT_OF_RANGE)
+        result.low_watermark = await context.write_cold(context.broker.trim, name, number, offset)
+        context.waiting.wake_all(partition)  # a fetch may be waiting at a deleted offset
+    except (TierlogError, OSError) as error:
+        result.error_code = code_of(error)
+    return result
+
+
+def _check_policy(topic: Topic) -> None:
+    """Records of a topic that is only compacted are not deleted by their age, nor by hand."""
+    if "delete" not in topic.config.cleanup_policy.split(","):
+        raise Refused(Code.POLICY_VIOLATION)
