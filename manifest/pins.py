@@ -54,6 +54,13 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.expires_ms is None or now_ms < self.expires_ms
 
 
+def check_pin_name(name: str, *, loc: str) -> None:
+    """Raises InvalidRequest."""
+    if not is_pin_name(name):
+        msg = f"invalid pin name {name!r}: use 1 to 128 characters of [a-zA-Z0-9._-]"
+        raise InvalidRequest(msg, problems=(FieldProblem(loc, msg),))
+
+
 class Pins:
     """The pins of one partition."""
 
@@ -80,9 +87,7 @@ class Pins:
 
         If a check fails for any reason, the pin is deleted again, so that the call can be retried.
         """
-        if not is_pin_name(name):
-            msg = f"invalid pin name {name!r}: use 1 to 128 characters of [a-zA-Z0-9._-]"
-            raise InvalidRequest(msg, problems=(FieldProblem("name", msg),))
+        check_pin_name(name, loc="name")
         if len(self._objects.list(self._keys.pins, limit=PINS_MAX)) >= PINS_MAX:
             raise InvalidRequest(f"the partition already has {PINS_MAX} pins, which is the limit")
         pin = Pin(

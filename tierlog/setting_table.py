@@ -422,6 +422,21 @@ TABLE: Final[tuple[Setting, ...]] = (
     _http(
         "http.keep.alive.ms", (Kind.MS, 1), "How long an idle connection is kept, in whole seconds."
     ),
+    _http(
+        "http.search.max.bytes",
+        (Kind.BYTES, 1),
+        "How much a search of the console may read before it ends; it can be continued.",
+    ),
+    _http(
+        "http.search.max.ms",
+        (Kind.MS, 1),
+        "How long a search of the console may take before it ends; it can be continued.",
+    ),
+    _http(
+        "http.searches.max",
+        (Kind.COUNT, 1),
+        "Searches of the console at once; beyond it 429.",
+    ),
     _serve(
         "kafka.listen",
         Kind.TEXT,

@@ -17,11 +17,13 @@ from schemathesis import Case
 
 from tierlog.api.http.header_values import BATCHES, EVENTS, NDJSON, OCTETS
 from tierlog.api.http.strict_json import parse_time
-from tierlog.hot_tier.log_config import LogConfig
+from tierlog.hot_tier.log_config import KEYS_BY_NAME, LogConfig
 from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.errors import InvalidConfig
 
-TOPIC, ALTERED, DELETED, PARTITIONS = "flights", "altered", "deleted", 3
+TOPIC, ALTERED, TRIMMED, DELETED = "flights", "altered", "trimmed", "deleted"
+TOPICS: Final = (TOPIC, ALTERED, TRIMMED, DELETED)
+PARTITIONS, RECORDS = 3, 5  # of each topic, and in each partition at first
 _PRODUCER: Final = ("Producer-Id", "Producer-Epoch", "Producer-Sequence")
 _turns: Final[Iterator[int]] = itertools.count()
 
@@ -43,7 +45,7 @@ def before_call(_: Any, case: Case, **__: Any) -> None:
     _ask_for_each_form(case)
     for name, value in case.headers.items():  # one taken from an earlier answer is a number
         case.headers[name] = value if isinstance(value, (str, bytes)) else str(value)
-    if case.method == "DELETE" and case.path_parameters.get("topic") in (TOPIC, ALTERED):
+    if _deletes_topic(case) and case.path_parameters.get("topic") in TOPICS:
         case.path_parameters["topic"] = DELETED
     if case.meta is None or not case.meta.generation.mode.is_positive:
         return
@@ -57,6 +59,12 @@ def before_call(_: Any, case: Case, **__: Any) -> None:
     elif isinstance(case.body, dict):
         case.body = _with_integers(case.body)
         _keep_rules_of_body(case.body, to_partition="partition" in case.path_parameters)
+        if case.method == "PATCH" and "config" in case.body:  # what is set may contradict it
+            case.body["config"] = dict.fromkeys(KEYS_BY_NAME) | case.body["config"]
+
+
+def _deletes_topic(case: Case) -> bool:
+    return case.method == "DELETE" and case.path.endswith("{topic}")
 
 
 def _ask_for_each_form(case: Case) -> None:
@@ -72,9 +80,9 @@ def _name_what_exists(case: Case) -> None:
     may be no records then, or none that it takes.
     """
     given = case.path_parameters
-    if "topic" in given and case.method != "DELETE":
-        changes = case.method == "PATCH" or case.path.endswith("/trim")
-        given["topic"] = ALTERED if changes else TOPIC
+    if "topic" in given and not _deletes_topic(case):
+        altered = ALTERED if case.method == "PATCH" else TOPIC
+        given["topic"] = TRIMMED if case.path.endswith("/trim") else altered
     if isinstance(given.get("partition"), int):
         given["partition"] %= PARTITIONS
 
@@ -130,6 +138,8 @@ def _keep_rules_of_body(body: dict[str, Any], *, to_partition: bool) -> None:
         body["partitions"] = min(body["partitions"], 2 * PARTITIONS)
     if "config" in body and not _fits(body["config"]):
         body["config"] = {}
+    if isinstance(body.get("before_offset"), int):
+        body["before_offset"] %= RECORDS + 1
     if "offsets" in body:  # each partition once
         body["offsets"] = body["offsets"][:1]
     for record in body.get("records", ()):

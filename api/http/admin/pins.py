@@ -16,7 +16,7 @@ from tierlog.api.http.context import Context
 from tierlog.api.http.control_routes import JsonResponse, TheContext, body_as
 from tierlog.api.http.schemas import PinList, PinState
 from tierlog.api.http.settings import MAX_OFFSET
-from tierlog.manifest.pins import Pin, Pins, pin_topic
+from tierlog.manifest.pins import Pin, Pins, check_pin_name, pin_topic
 from tierlog.record_format.errors import UnknownManifestVersion
 
 
@@ -53,7 +53,8 @@ async def create_pin(
 
 
 async def delete_pin(context: TheContext, topic: str, pin: str) -> Response:
-    """One that does not exist is not an error."""
+    """One that does not exist is not an error; a name that none can have is."""
+    check_pin_name(pin, loc="pin")
     await context.write_cold(_delete, _pins(context, topic), pin)
     return Response(status_code=204)
 

@@ -25,6 +25,8 @@ def test_a_name_is_pinned_in_every_partition_with_a_manifest(console: Console) -
     for _ in range(2):  # one that is gone is not an error
         assert console.delete(f"{path}/june").status_code == 204
     assert console.get(path).json()["pins"] == []
+    refused = problem(console.delete(f"{path}/a%20b"), 400, "invalid-request")
+    assert refused["errors"][0]["loc"] == "pin"
 
 
 def test_a_name_that_one_partition_has_already_is_pinned_in_no_other(console: Console) -> None:
