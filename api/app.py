@@ -73,5 +73,12 @@ def kafka_listener(app: TierlogApp, settings: KafkaSettings, sock: socket.socket
     from tierlog.api.kafka.listener import KafkaListener
 
     http = app.context
-    context = KafkaContext(http.broker, settings, waiting=http.waiting, workers=http.workers)
+    context = KafkaContext(
+        http.broker,
+        settings,
+        waiting=http.waiting,
+        workers=http.workers,
+        tokens=http.access.tokens,
+        rates=http.access.rates,
+    )
     return KafkaListener(context, all_calls(), sock)

@@ -440,13 +440,15 @@ TABLE: Final[tuple[Setting, ...]] = (
     _serve(
         "kafka.listen",
         Kind.TEXT,
-        "HOST:PORT for Kafka clients; they are not served without it.",
+        "HOST:PORT for Kafka clients; they are not served without it. An address other than "
+        "loopback requires tokens, or --insecure-no-auth.",
         field="kafka_listen",
     ),
     _serve(
         "kafka.advertised",
         Kind.TEXT,
-        "HOST:PORT that Kafka clients are told to connect to; by default where the broker listens.",
+        "HOST:PORT that Kafka clients are told to connect to; by default the address that they "
+        "have connected to.",
         field="kafka_advertised",
     ),
     _kafka(
@@ -471,6 +473,18 @@ TABLE: Final[tuple[Setting, ...]] = (
         "connections.max.idle.ms",
         (Kind.MS, 1),
         "How long an idle connection of a Kafka client is kept.",
+    ),
+    _kafka(
+        "connections.max.reauth.ms",
+        Kind.MS,
+        "How long a Kafka client is authenticated; then it has to show its token again. 0: as long "
+        "as it is connected.",
+    ),
+    _kafka(
+        "connection.failed.authentication.delay.ms",
+        (Kind.MS, 0, 10_000),
+        "How long a Kafka client that failed to authenticate waits for the answer.",
+        field="failed_authentication_delay_ms",
     ),
     _kafka(
         "auto.create.topics.enable",

@@ -153,9 +153,11 @@ def _compose(values: Mapping[str, object]) -> Settings:
     prices = dataclasses.replace(default_prices(store.get("url")), **by_part[Part.PRICE])
     broker = BrokerSettings(**by_part[Part.BROKER], prices=prices)
     tokens_file = _tokens_file(serve.get("tokens_file"), broker.data_dir)
-    if not insecure and not tokens_file.exists() and not is_loopback(host):
+    kafka_listen = _kafka_address(serve, "kafka.listen")
+    exposed = list(_exposed((host, port), kafka_listen))
+    if exposed and not insecure and not tokens_file.exists():
         raise SettingsError(
-            f"listen {host}:{port} is not a loopback address, and would be open to everyone: use "
+            f"{exposed[0]} is not a loopback address, and would be open to everyone: use "
             "127.0.0.1, create tokens with `tierlog token create`, or give --insecure-no-auth if a "
             "proxy in front controls access"
         )
@@ -165,7 +167,7 @@ def _compose(values: Mapping[str, object]) -> Settings:
         **by_part[Part.HTTP],
         check_host=not insecure,
         tokens_file=tokens_file,
-        tokens_required=not insecure and not is_loopback(host),
+        tokens_required=not insecure and bool(exposed),
         shutdown_timeout_ms=broker.shutdown_timeout_ms,
     )
     if 2 * http.expanded_max_bytes > http.decoding_max_bytes:
@@ -187,8 +189,15 @@ def _compose(values: Mapping[str, object]) -> Settings:
         kafka=KafkaSettings(
             **by_part[Part.KAFKA], advertised=_kafka_address(serve, "kafka.advertised")
         ),
-        kafka_listen=_kafka_address(serve, "kafka.listen"),
+        kafka_listen=kafka_listen,
     )
+
+
+def _exposed(listen: tuple[str, int], kafka_listen: tuple[str, int] | None) -> Iterator[str]:
+    """The addresses that others than this machine can reach."""
+    for name, address in (("listen", listen), ("kafka.listen", kafka_listen)):
+        if address is not None and not is_loopback(address[0]):
+            yield f"{name} {address[0]}:{address[1]}"
 
 
 def _kafka_address(serve: Mapping[str, Any], name: str) -> tuple[str, int] | None:

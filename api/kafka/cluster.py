@@ -68,7 +68,7 @@ def describe_cluster(call: Call, request: DescribeClusterRequest) -> DescribeClu
             error_message="The request was sent to an endpoint of the wrong type.",
             endpoint_type=_BROKERS,
         )
-    host, port = call.context.advertised
+    host, port = call.advertised
     asked = request.include_cluster_authorized_operations
     return DescribeClusterResponse(
         cluster_id=call.context.broker.folder.cluster_id,

@@ -25,7 +25,6 @@ import structlog
 from tierlog.api.kafka.calls import Answer, Call, EndConnection, Later, Row, Session
 from tierlog.api.kafka.versions import unsupported_version
 from tierlog.api.serving.deadline import Deadline
-from tierlog.api.serving.grants import EVERYTHING
 from tierlog.api.serving.slice_sender import SMALL_BYTES, SliceSender
 from tierlog.host.file_slice import FileSlice
 from tierlog.host.page_cache import pread_nowait
@@ -70,7 +69,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._begun: deque[_Begun] = deque()
         self._unsent: deque[list[Part]] = deque()
         self._sending: asyncio.Task[None] | None = None
-        self._is_paused = self._is_full = self._is_ending = False
+        self._is_paused = self._is_full = self._is_ending = self._awaits_tokens = False
 
     # --- the connection -------------------------------------------------------------------------
 
@@ -82,13 +81,12 @@ class KafkaConnection(asyncio.BufferedProtocol):
             threads=self._context.workers.readers,
             is_alone=self._listener.is_alone,
         )
-        peer = transport.get_extra_info("peername")
         self.session = Session(
-            address=str(peer[0]) if isinstance(peer, tuple) else "",
+            address=_address(transport.get_extra_info("peername"))[0],
+            local=_address(transport.get_extra_info("sockname")),
             is_tls=transport.get_extra_info("sslcontext") is not None,
-            grant=EVERYTHING,
-            is_authenticated=True,
         )
+        self._context.access.judge(self.session)
         if not self._listener.add_connection(self):
             self.transport.abort()
             return
@@ -222,10 +220,24 @@ class KafkaConnection(asyncio.BufferedProtocol):
     # --- requests -------------------------------------------------------------------------------
 
     def _proceed(self) -> None:
+        if self.transport.is_closing():
+            return
         while self._frames and not self.transport.is_closing() and self._may_begin():
+            if not self._context.access.is_current():
+                self._await_tokens()
+                break
             self._begin(self._frames.popleft())
         self._regulate()
         self._watch()
+
+    def _await_tokens(self) -> None:
+        if not self._awaits_tokens:
+            self._awaits_tokens = True
+            self._context.access.call_when_current(self._tokens_read)
+
+    def _tokens_read(self) -> None:
+        self._awaits_tokens = False
+        self._proceed()
 
     def _may_begin(self) -> bool:
         if self._is_full or self._unsent or self._is_ending or not self._may_read():
@@ -241,10 +253,11 @@ class KafkaConnection(asyncio.BufferedProtocol):
             row = self._listener.calls.get(head.api.name)
             if row is None:
                 raise MessageError("not served", message=f"{head.api.name}Request", version=0)
-            if not (self.session.is_authenticated or row.is_open):
-                self._refuse(f"{head.api.name} before the client has authenticated")
+            if refusal := self._context.access.refusal(self.session, row):
+                self._context.memory.release(len(frame))
+                self._refuse(f"{head.api.name}: {refusal}")
                 return
-            request = codec.decode(row.request, head.version, frame, position=head.size_bytes)
+            request = codec.decode_request(row.request, head, frame)
         except UnsupportedVersion as error:
             self._begin_unsupported(error, len(frame))
             return
@@ -320,6 +333,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             first = self._begun.popleft()
             if first.answer is not None:
                 self._unsent.append(codec.response_frame(first.answer, first.head))
+        self._is_ending = self._is_ending or self.session.is_refused
         if self.transport.is_closing():
             self._drop_unsent()
         else:
@@ -385,6 +399,13 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def _close_if_done(self) -> None:
         if self._is_ending and not (self._begun or self._unsent or self._sending):
             self.transport.close()
+
+
+def _address(name: object) -> tuple[str, int]:
+    """Host and port; of a client that came over IPv4 to a socket of both, its IPv4 address."""
+    if not isinstance(name, tuple):
+        return "", 0
+    return str(name[0]).removeprefix("::ffff:"), int(name[1])
 
 
 def _slices(parts: list[Part]) -> Iterator[FileSlice]:

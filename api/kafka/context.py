@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, ParamSpec, TypeVar
 
+from tierlog.api.kafka.access import Access
 from tierlog.api.kafka.fetch_sessions import FetchSessions
 from tierlog.api.kafka.request_memory import RequestMemory
 from tierlog.api.kafka.settings import KafkaSettings
+from tierlog.api.serving.client_rates import ClientRates
+from tierlog.api.serving.tokens import TokensFile
 from tierlog.api.serving.waiting_requests import WaitingRequests
 from tierlog.api.serving.workers import Workers
 from tierlog.broker.broker import Broker
@@ -20,7 +23,7 @@ NODE_ID: Final = 0  # of a single broker
 
 
 class KafkaContext:
-    """`waiting` and `workers` are those of the HTTP server. `advertised` is set by the listener."""
+    """`waiting`, `workers`, `tokens` and `rates` are those of the HTTP server."""
 
     def __init__(
         self,
@@ -29,12 +32,15 @@ class KafkaContext:
         *,
         waiting: WaitingRequests,
         workers: Workers,
+        tokens: TokensFile | None,
+        rates: ClientRates | None,
     ) -> None:
         self.broker, self.settings = broker, settings
         self.waiting, self.workers = waiting, workers
         self.memory = RequestMemory(settings.queued_max_bytes)
         self.fetch_sessions = FetchSessions(settings.fetch_sessions_max, clock=monotonic_ms)
-        self.advertised = settings.advertised or ("", 0)
+        self.failed_authentications = 0
+        self.access = Access(settings, tokens=tokens, rates=rates, threads=workers.parsers)
 
     async def write(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that writes to disk."""

@@ -82,7 +82,7 @@ def _coordinator(call: Call, key_type: int, key: str) -> FindCoordinatorResponse
         return FindCoordinatorResponse.Coordinator(
             key=key, node_id=-1, port=-1, error_code=code, error_message=code.name
         )
-    host, port = call.context.advertised
+    host, port = call.advertised
     return FindCoordinatorResponse.Coordinator(key=key, node_id=NODE_ID, host=host, port=port)
 
 

@@ -44,6 +44,7 @@ from tierlog.api.kafka.log_offsets import list_offsets, offset_for_leader_epoch
 from tierlog.api.kafka.metadata import metadata
 from tierlog.api.kafka.produce import produce
 from tierlog.api.kafka.producers import describe_producers, init_producer_id
+from tierlog.api.kafka.sasl import sasl_authenticate, sasl_handshake
 from tierlog.api.kafka.topic_changes import (
     create_partitions,
     create_topics,
@@ -67,6 +68,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "SyncGroup": sync_group,
     "DescribeGroups": describe_groups,
     "ListGroups": list_groups,
+    "SaslHandshake": sasl_handshake,
     "CreateTopics": create_topics,
     "DeleteTopics": delete_topics,
     "DeleteRecords": delete_records,
@@ -78,6 +80,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "AlterConfigs": alter_configs,
     "AlterReplicaLogDirs": alter_replica_log_dirs,
     "DescribeLogDirs": describe_log_dirs,
+    "SaslAuthenticate": sasl_authenticate,
     "CreatePartitions": create_partitions,
     "ElectLeaders": elect_leaders,
     "IncrementalAlterConfigs": incremental_alter_configs,
@@ -92,7 +95,8 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "DescribeTopicPartitions": describe_topic_partitions,
 }
 _PIPELINED: Final = frozenset(("Produce",))
-_OPEN: Final = frozenset(("ApiVersions",))  # also before a client has authenticated
+# Also before a client has authenticated.
+_OPEN: Final = frozenset(("ApiVersions", "SaslHandshake", "SaslAuthenticate"))
 
 
 def all_calls() -> Calls:
@@ -104,5 +108,6 @@ def all_calls() -> Calls:
             handle,
             is_pipelined=name in _PIPELINED,
             is_open=name in _OPEN,
+            continues_exchange=handle is sasl_authenticate,
         )
     return calls

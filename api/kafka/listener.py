@@ -29,8 +29,6 @@ class KafkaListener:
         self._server: asyncio.Server | TlsServer | None = None
         self._connections: set[KafkaConnection] = set()
         self._all_ended: asyncio.Event | None = None  # set while it stops
-        if context.settings.advertised is None:
-            context.advertised = sock.getsockname()[:2]
 
     async def start(self, tls: ssl.SSLContext | None) -> None:
         settings, sock = self.context.settings, self._sock

@@ -41,7 +41,7 @@ async def metadata(call: Call, request: MetadataRequest) -> MetadataResponse:
             if topic.name is not None:
                 topic.topic_authorized_operations = operations_of_topic(call, topic.name)
     asked = request.include_cluster_authorized_operations
-    host, port = context.advertised
+    host, port = call.advertised
     return MetadataResponse(
         brokers=[MetadataResponse.MetadataResponseBroker(node_id=NODE_ID, host=host, port=port)],
         cluster_id=context.broker.folder.cluster_id,

@@ -11,7 +11,9 @@ MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSettings:
-    """`advertised`: host and port that clients are told to connect to; None: where it listens."""
+    """`advertised`: host and port that clients are told to connect to; None: those that they have
+    connected to.
+    """
 
     advertised: tuple[str, int] | None = None
     request_max_bytes: int = 100 * MIB  # socket.request.max.bytes
@@ -21,6 +23,8 @@ class KafkaSettings:
     records_max: int = 1_000_000  # of a partition, in a Produce
     connections_max: int = 10_000  # max.connections
     connections_max_idle_ms: int = 600_000  # connections.max.idle.ms
+    connections_max_reauth_ms: int = 0  # connections.max.reauth.ms; 0: never again
+    failed_authentication_delay_ms: int = 100  # connection.failed.authentication.delay.ms
     request_idle_timeout_ms: int = 30_000  # of a request that is only there in part
     send_idle_timeout_ms: int = 120_000
     auto_create_topics: bool = True  # auto.create.topics.enable

@@ -3,9 +3,14 @@
     {"format_version": 1,
      "tokens": [{"name", "hash": "sha256:<64 hex>", "scopes": [...], "topics", "created_ms"}]}
 
+    FILE.scram: {"format_version": 1, "verifiers": [{"hash", "scram": [<RFC 5803>, ...]}]}
+
+* The verifiers stand in a file of their own, which no version has to know: of a token that the
+  tokens file has, by its hash. They are written first, so whoever finds a token finds its own.
 * A token is 256 random bits, so one round of SHA-256 is as good as a slow hash. It is shown once
   and not stored; neither it nor its hash is ever logged.
 * Only the command line writes the file: as a whole, by a rename, readable by its owner only.
+* A running broker looks at the file at most every five milliseconds.
 * `TokensFile` reloads the file. If it cannot be read, or was deleted, all requests are refused: a
   broker that has required tokens never stops requiring them.
 """
@@ -19,18 +24,21 @@ import hmac
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import aiofiles
 import aiofiles.os
 import msgspec
 import structlog
 
+from tierlog.api.serving import scram
 from tierlog.api.serving.grants import Grant, Scope
+from tierlog.api.serving.scram import Verifier, make_verifier, parse_verifier
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.host.medium import sync_all
 from tierlog.record_format.errors import ConfigurationError
@@ -41,6 +49,7 @@ log = structlog.get_logger(__name__)
 FORMAT_VERSION: Final = 1
 MAX_FILE_BYTES: Final = 1 << 20
 MAX_TOKENS: Final = 1000
+CHECK_INTERVAL_S: Final = 0.005
 _PREFIX: Final = "tierlog_"
 _HASH: Final = "sha256:"
 _NAME: Final = re.compile(r"[A-Za-z0-9._@-]{1,64}\Z", re.ASCII)
@@ -66,6 +75,19 @@ class _Document(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tokens: tuple[TokenEntry, ...]
 
 
+class _Verifiers(msgspec.Struct, frozen=True, kw_only=True):
+    hash: str  # of the token
+    scram: tuple[str, ...]
+
+
+class _ScramDocument(msgspec.Struct, kw_only=True):
+    format_version: int
+    verifiers: tuple[_Verifiers, ...]
+
+
+Document = TypeVar("Document", _Document, _ScramDocument)
+
+
 def hash_of(token: str) -> str:
     return _HASH + hashlib.sha256(token.encode()).hexdigest()
 
@@ -77,10 +99,14 @@ def read_entries(path: Path) -> tuple[TokenEntry, ...]:
 
 
 def _decode(path: Path, data: bytes) -> tuple[TokenEntry, ...]:
+    return _document(path, data, _Document).tokens
+
+
+def _document(path: Path, data: bytes, kind: type[Document]) -> Document:
     if len(data) > MAX_FILE_BYTES:
         raise ConfigurationError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
     try:
-        document = decode_json(data, _Document)
+        document = decode_json(data, kind)
     except msgspec.DecodeError as error:
         raise ConfigurationError(f"{path} is not a tokens file: {error}") from error
     if document.format_version != FORMAT_VERSION:
@@ -88,7 +114,30 @@ def _decode(path: Path, data: bytes) -> tuple[TokenEntry, ...]:
             f"{path}: unknown format version {document.format_version}; only {FORMAT_VERSION} is "
             "supported"
         )
-    return document.tokens
+    return document
+
+
+def _scram_path(path: Path) -> Path:
+    return path.with_name(path.name + ".scram")
+
+
+def _decode_verifiers(path: Path, data: bytes) -> dict[str, tuple[Verifier, ...]]:
+    """By the hash of their token."""
+    try:
+        return {
+            one.hash: tuple(map(parse_verifier, one.scram))
+            for one in _document(path, data, _ScramDocument).verifiers
+        }
+    except ValueError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+
+
+def _read_verifiers(path: Path) -> dict[str, tuple[Verifier, ...]]:
+    try:
+        with path.open("rb") as file:
+            return _decode_verifiers(path, file.read(MAX_FILE_BYTES + 1))
+    except FileNotFoundError:
+        return {}
 
 
 def create_token(
@@ -114,7 +163,8 @@ def create_token(
         topics=topics,
         created_ms=now_ms,
     )
-    with _editing(path) as entries:
+    made = tuple(make_verifier(mechanism, token) for mechanism in scram.HASHES)
+    with _editing(path, {entry.hash: made}) as entries:
         if any(known.name == name for known in entries):
             raise ConfigurationError(f"token {name!r} already exists: revoke it first")
         if len(entries) >= MAX_TOKENS:
@@ -125,7 +175,7 @@ def create_token(
 
 def revoke_token(path: Path, name: str) -> None:
     """Remove a token; running brokers refuse it within milliseconds. Raises ConfigurationError."""
-    with _editing(path) as entries:
+    with _editing(path, {}) as entries:
         kept = [entry for entry in entries if entry.name != name]
         if len(kept) == len(entries):
             raise ConfigurationError(f"there is no token {name!r}")
@@ -133,8 +183,10 @@ def revoke_token(path: Path, name: str) -> None:
 
 
 @contextmanager
-def _editing(path: Path) -> Iterator[list[TokenEntry]]:
-    """Yields the entries, to be changed in place, under a lock; written if the block succeeds."""
+def _editing(path: Path, verifiers: dict[str, tuple[Verifier, ...]]) -> Iterator[list[TokenEntry]]:
+    """Yields the entries, to be changed in place, under a lock; written if the block succeeds, with
+    the verifiers of new ones.
+    """
     if path.is_dir():  # also an empty path, which is the working folder's
         raise ConfigurationError(f"{path} is a folder, not a tokens file")
     _make_folder(path.parent)
@@ -143,8 +195,16 @@ def _editing(path: Path) -> Iterator[list[TokenEntry]]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         entries = list(read_entries(path)) if path.exists() else []
         yield entries
-        document = _Document(format_version=FORMAT_VERSION, tokens=tuple(entries))
-        _write(path, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+        known = _read_verifiers(_scram_path(path)) | verifiers
+        kept = tuple(
+            _Verifiers(hash=entry.hash, scram=tuple(map(str, known[entry.hash])))
+            for entry in entries
+            if entry.hash in known
+        )
+        if known:
+            document = _ScramDocument(format_version=FORMAT_VERSION, verifiers=kept)
+            _write(_scram_path(path), document)
+        _write(path, _Document(format_version=FORMAT_VERSION, tokens=tuple(entries)))
     finally:
         os.close(lock)
 
@@ -168,8 +228,9 @@ def _open(path: Path, owner_of: Path) -> int:
     return fd
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, document: msgspec.Struct) -> None:
     """Replace the file; if root writes it, it keeps its owner, or gets that of the folder."""
+    data = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
     temporary = path.with_name(path.name + ".tmp")
     fd = _open(temporary, path if path.exists() else path.parent)
     try:
@@ -189,9 +250,20 @@ class TokensFile:
         self._path, self._name = path, str(path)
         self._seen: tuple[int, ...] | None = ()  # of the file that was read; None without one
         self._entries: tuple[TokenEntry, ...] = ()
+        self._verifiers: dict[str, tuple[Verifier, ...]] = {}
         self._logged = ""  # why the file cannot be read, as last logged
         self._refreshing = asyncio.Lock()
+        self._next_check_s, self._is_current = 0.0, False
         self.required = required
+        self.generation = 0  # rises whenever the tokens may have become others
+
+    def is_current(self) -> bool:
+        """Whether requests can be judged now; otherwise `refresh` first. Never blocks."""
+        now_s = time.monotonic()
+        if now_s >= self._next_check_s:
+            self._next_check_s = now_s + CHECK_INTERVAL_S
+            self._is_current = not self.is_changed()
+        return self._is_current
 
     def is_changed(self) -> bool:
         """Whether the file is another one than was read. Every few requests ask."""
@@ -203,26 +275,44 @@ class TokensFile:
     async def refresh(self, threads: Executor | None = None) -> None:
         """Read the file again if it has changed. Whoever comes meanwhile waits."""
         async with self._refreshing:
-            if not self.is_changed():
-                return
-            try:
-                seen = _identity(await aiofiles.os.stat(self._name, executor=threads))
-            except OSError as error:
-                self._lost(error)
-                return
-            self.required = True
-            try:
-                async with aiofiles.open(self._name, "rb", executor=threads) as file:
-                    data = await file.read(MAX_FILE_BYTES + 1)
-                self._entries = _decode(self._path, data)
-            except (ConfigurationError, OSError) as error:
-                self._refuse_all(error)
-                if isinstance(error, OSError):
-                    seen = ()  # a disk error or a lack of descriptors may be transient: read again
-            else:
-                self._logged = ""
-                log.info("tokens read", tokens=[entry.name for entry in self._entries])
-            self._seen = seen  # only now: until then, no request may be judged by the old entries
+            if self.is_changed():
+                await self._read(threads)
+                self.generation += 1
+            self._is_current = True
+
+    async def _read(self, threads: Executor | None) -> None:
+        try:
+            seen = _identity(await aiofiles.os.stat(self._name, executor=threads))
+        except OSError as error:
+            self._lost(error)
+            return
+        self.required = True
+        try:
+            async with aiofiles.open(self._name, "rb", executor=threads) as file:
+                data = await file.read(MAX_FILE_BYTES + 1)
+            entries = _decode(self._path, data)
+            verifiers = await self._read_verifiers(threads)
+            self._entries, self._verifiers = entries, verifiers
+        except (ConfigurationError, OSError) as error:
+            self._refuse_all(error)
+            if isinstance(error, OSError):
+                seen = ()  # a disk error or a lack of descriptors may be transient: read again
+        else:
+            self._logged = ""
+            log.info("tokens read", tokens=[entry.name for entry in self._entries])
+        self._seen = seen  # only now: until then, no request may be judged by the old entries
+
+    async def _read_verifiers(self, threads: Executor | None) -> dict[str, tuple[Verifier, ...]]:
+        """Whatever is wrong with their file, the other mechanisms go on."""
+        path = _scram_path(self._path)
+        try:
+            async with aiofiles.open(path, "rb", executor=threads) as file:
+                return _decode_verifiers(path, await file.read(MAX_FILE_BYTES + 1))
+        except FileNotFoundError:
+            pass  # no token was made since there are verifiers
+        except (ConfigurationError, OSError) as error:
+            log.error("no SCRAM: its verifiers cannot be read", error=str(error))
+        return {}
 
     def _lost(self, error: OSError) -> None:
         if self.required and self._seen:
@@ -238,13 +328,25 @@ class TokensFile:
         self._logged = str(error)
 
     def grant_of(self, token: str) -> Grant | None:
+        entry = self.entry_of(token)
+        return None if entry is None else entry.grant
+
+    def entry_of(self, token: str) -> TokenEntry | None:
         """Compares with every hash in constant time, even after a match."""
         presented = hash_of(token).encode()
-        found: Grant | None = None
+        found: TokenEntry | None = None
         for entry in self._entries:
             if hmac.compare_digest(entry.hash.encode(), presented):
-                found = entry.grant
+                found = entry
         return found
+
+    def entry_named(self, name: str) -> TokenEntry | None:
+        return next((entry for entry in self._entries if entry.name == name), None)
+
+    def verifier(self, entry: TokenEntry, mechanism: str) -> Verifier | None:
+        """None for a token that was made before there were verifiers."""
+        found = self._verifiers.get(entry.hash, ())
+        return next((one for one in found if one.mechanism == mechanism), None)
 
 
 def _identity(file: os.stat_result) -> tuple[int, ...]:

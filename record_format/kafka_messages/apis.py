@@ -25,8 +25,10 @@ class Api(NamedTuple):
 
     @property
     def advertised_min_version(self) -> int:
-        """Produce is advertised from 0, for librdkafka, and refused below 3 (KAFKA-18659)."""
-        return 0 if self.name == "Produce" else self.min_version
+        """Produce is advertised from 0, for librdkafka, and refused below 3 (KAFKA-18659);
+        SaslHandshake from 1: what follows its version 0 is no request.
+        """
+        return {"Produce": 0, "SaslHandshake": 1}.get(self.name, self.min_version)
 
     def is_flexible(self, version: int) -> bool:
         return self.flexible_from is not None and version >= self.flexible_from

@@ -93,6 +93,14 @@ def decode(kind: type[Message], version: int, data: Buffer, *, position: int = 0
     return value  # type: ignore[no-any-return]
 
 
+def decode_request(kind: type[Message], head: RequestHead, frame: Buffer) -> Message:
+    """The request of this head. What follows it is ignored, as by Kafka's brokers: librdkafka's
+    Metadata has more bytes than its version. Raises MessageError.
+    """
+    value, _ = _run(_decoder(kind, head.version), memoryview(frame), head.size_bytes)
+    return value  # type: ignore[no-any-return]
+
+
 def encode(value: msgspec.Struct, version: int) -> bytes:
     """The message's bytes, without slices of files. Raises MessageError."""
     (whole,) = _encode(value, version, bytearray())

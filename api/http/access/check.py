@@ -3,19 +3,15 @@ loopback names.
 
 * If the tokens file exists, every request is authenticated before its response reveals anything
   about paths, methods or topics. Health is open; without a token it says only yes or no.
-* The file is checked for changes at most every five milliseconds. Once it has changed, no request
-  is authenticated before it was read again, by a thread: `is_current` tells, `refresh` waits.
-* Requests without a valid token count against the rate limit of their address. A limit is a token
-  bucket for each client: after a pause it may send a burst of `BURST_S` seconds' worth.
+* Once the file has changed, no request is authenticated before it was read again, by a thread:
+  `is_current` tells, `refresh` waits.
+* Requests without a valid token count against the rate limit of their address.
 * A browser may change something only from a page of this server, with or without tokens.
 """
 
 from __future__ import annotations
 
 import re
-import time
-from collections import OrderedDict
-from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import lru_cache
 from typing import Final
@@ -26,47 +22,36 @@ from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.problems import ForeignHost, ForeignOrigin, Unauthorized
 from tierlog.api.http.settings import HttpSettings
 from tierlog.api.http.strict_json import refuse_field
+from tierlog.api.serving.client_rates import ClientRates
 from tierlog.api.serving.grants import EVERYTHING, NOBODY, Grant
 from tierlog.api.serving.tokens import TokensFile
 from tierlog.host.loopback import is_loopback
-from tierlog.record_format.errors import Forbidden, Throttled
+from tierlog.record_format.errors import Forbidden
 
-CHECK_INTERVAL_S: Final = 0.005
 _BEARER: Final = "bearer "
 _MAX_TOKEN_LENGTH: Final = 256
 _HOST_AND_PORT: Final = re.compile(r"(?:\[([^\[\]@]*)\]|([^\[\]:@]*))(?::\d*)?", re.ASCII)
 _SAFE_METHODS: Final = frozenset(("GET", "HEAD", "OPTIONS"))  # RFC 9110, 9.2.1
 _OWN_SITES: Final = ("same-origin", "none")  # none: the address bar
-BURST_S: Final = 2.0
-CLIENTS_MAX: Final = 10_000
 
 
 class Access:
     def __init__(self, settings: HttpSettings, threads: Executor) -> None:
         self._checks_host = settings.check_host
         file, required = settings.tokens_file, settings.tokens_required
-        self._tokens = TokensFile(file, required=required) if file is not None else None
+        self.tokens = TokensFile(file, required=required) if file is not None else None
         self._threads = threads
-        self._next_check_s = 0.0
-        self._is_current = self._tokens is None
         limit = settings.client_requests_max
-        self._rates = None if limit is None else ClientRates(limit)
+        self.rates = None if limit is None else ClientRates(limit)
 
     def is_current(self) -> bool:
         """Whether requests can be authenticated now; otherwise `refresh` first. Never blocks."""
-        if self._tokens is None:
-            return True
-        now_s = time.monotonic()
-        if now_s >= self._next_check_s:
-            self._next_check_s = now_s + CHECK_INTERVAL_S
-            self._is_current = not self._tokens.is_changed()
-        return self._is_current
+        return self.tokens is None or self.tokens.is_current()
 
     async def refresh(self) -> None:
         """Read the tokens again if they have changed."""
-        if self._tokens is not None and not self.is_current():
-            await self._tokens.refresh(self._threads)
-            self._is_current = True
+        if self.tokens is not None and not self.tokens.is_current():
+            await self.tokens.refresh(self._threads)
 
     def authenticate(self, exchange: Exchange) -> None:
         """Set `exchange.grant`. Raises ForeignHost, ForeignOrigin, Unauthorized, Throttled."""
@@ -85,8 +70,8 @@ class Access:
         _check_same_origin(exchange)
         if is_open:
             return
-        if self._rates is not None:
-            self._rates.take(exchange.grant.name or _address(exchange))
+        if self.rates is not None:
+            self.rates.take(exchange.grant.name or _address(exchange))
         if exchange.grant is NOBODY:
             raise Unauthorized(given=exchange.header(b"authorization") is not None)
 
@@ -116,14 +101,14 @@ class Access:
             raise Unauthorized(given=True)
 
     def _tokens_required(self) -> bool:
-        return self._tokens is not None and self._tokens.required
+        return self.tokens is not None and self.tokens.required
 
     def _grant_of(self, exchange: Exchange) -> Grant | None:
-        assert self._tokens is not None, "tokens are required"
+        assert self.tokens is not None, "tokens are required"
         header = exchange.header(b"authorization") or ""
         if header[: len(_BEARER)].lower() != _BEARER or len(header) > _MAX_TOKEN_LENGTH:
             return None
-        return self._tokens.grant_of(header[len(_BEARER) :].strip())
+        return self.tokens.grant_of(header[len(_BEARER) :].strip())
 
 
 def _address(exchange: Exchange) -> str:
@@ -179,28 +164,3 @@ def _name_of(url: str) -> str:
 def _is_loopback(url: str) -> bool:
     name = _name_of(url)
     return name.endswith(".localhost") or is_loopback(name)
-
-
-class ClientRates:
-    """At most `CLIENTS_MAX` clients are tracked: the least recent one is evicted, and starts again
-    with a full bucket. Used on the event loop only.
-    """
-
-    def __init__(self, per_second: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._per_second, self._clock = per_second, clock
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
-
-    def take(self, client: str) -> None:
-        """Count one request. Raises Throttled, with the time until the next is allowed."""
-        rate = self._per_second
-        now, full = self._clock(), max(1.0, rate * BURST_S)
-        left, since = self._buckets.pop(client, (full, now))
-        left = min(full, left + (now - since) * rate)
-        self._buckets[client] = (left - 1 if left >= 1 else left, now)
-        if len(self._buckets) > CLIENTS_MAX:
-            self._buckets.popitem(last=False)
-        if left < 1:
-            raise Throttled(
-                f"more than {rate} requests per second from this client",
-                retry_after_s=(1 - left) / rate,
-            )

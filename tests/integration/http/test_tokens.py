@@ -12,10 +12,10 @@ import structlog.testing
 from tests.fakes.served_broker import served_broker
 from tests.fakes.waiting import until_waiting
 from tests.integration.http.conftest import problem, records_path
-from tierlog.api.http.access import check
 from tierlog.api.http.access.scopes import NEEDS, OPEN_PATHS
 from tierlog.api.http.routes import CALLS
 from tierlog.api.http.settings import HttpSettings
+from tierlog.api.serving import tokens as tokens_file
 from tierlog.api.serving.grants import Scope
 from tierlog.api.serving.tokens import create_token, read_entries, revoke_token
 from tierlog.broker.broker import Broker
@@ -66,7 +66,7 @@ def secured_broker(root: Path) -> Iterator[SecuredBroker]:
         served_broker(root / "data", http=settings) as served,
         httpx2.Client() as secured.client,
     ):
-        patch.setattr(check, "CHECK_INTERVAL_S", 0.0)  # a change takes effect immediately
+        patch.setattr(tokens_file, "CHECK_INTERVAL_S", 0.0)  # a change takes effect immediately
         secured.app, secured.url = served.app, served.server.url
         for topic in ("orders.eu", "orders.us", "private"):
             made = secured.call("POST", "/v1/topics", secured.admin, json={"name": topic})

@@ -1,7 +1,7 @@
 import pytest
 
-from tierlog.api.http.access import check
-from tierlog.api.http.access.check import ClientRates
+from tierlog.api.serving import client_rates
+from tierlog.api.serving.client_rates import ClientRates
 from tierlog.record_format.errors import Throttled
 
 
@@ -53,7 +53,7 @@ def test_throttled_says_when_to_retry(clock):
 
 
 def test_the_number_of_tracked_clients_is_limited(clock, monkeypatch):
-    monkeypatch.setattr(check, "CLIENTS_MAX", 3)
+    monkeypatch.setattr(client_rates, "CLIENTS_MAX", 3)
     rates = ClientRates(1, clock=clock)
     for client in "abcd":
         allowed(rates, client, 5)

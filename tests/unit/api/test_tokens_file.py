@@ -174,5 +174,5 @@ def test_files_created_by_root_get_the_owner_of_their_folder(tmp_path):
     os.chown(data, 4711, 4712)
     make(data / "tierlog" / "own" / "tokens.json", "a")
     made = {path.name: (path.stat().st_uid, path.stat().st_gid) for path in data.rglob("*")}
-    names = ("tierlog", "own", "tokens.json", "tokens.json.lock")
+    names = ("tierlog", "own", "tokens.json", "tokens.json.lock", "tokens.json.scram")
     assert made == dict.fromkeys(names, (4711, 4712))

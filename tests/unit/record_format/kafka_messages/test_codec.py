@@ -81,6 +81,7 @@ def test_a_version_that_is_not_served_can_be_answered():
     with pytest.raises(UnsupportedVersion, match="ProduceRequest v2: served are 3 to 13"):
         read_request_head(struct.pack(">hhi", 0, 2, 5))
     assert apis.APIS[0].advertised_min_version == 0
+    assert apis.APIS[17].advertised_min_version == 1
     with pytest.raises(MessageError, match="API 7 is not served"):
         read_request_head(struct.pack(">hhi", 7, 0, 5))
 
