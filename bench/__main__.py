@@ -43,6 +43,7 @@ CLAIMS: Final = (
     "client_records",
     "kafka_codec",
     "kafka_cpu",
+    "kafka_wire",
     "kafka_tiered",
     "log_peers",
 )

@@ -380,14 +380,14 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def _sent(self, task: asyncio.Task[None]) -> None:
         self._sending = None
         error = None if task.cancelled() else task.exception()
-        if self.transport.is_closing():
-            self._drop_unsent()
         if error is not None:
             log.error("exception while sending", client=self.session.address, exc_info=error)
             self.transport.abort()
-        else:
-            self._proceed()
-            self._close_if_done()
+        if self.transport.is_closing():
+            self._drop_unsent()
+            return
+        self._send()  # what was answered since the task looked last
+        self._proceed()
 
     def _drop_unsent(self) -> None:
         if self._sending is not None:

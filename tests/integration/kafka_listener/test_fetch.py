@@ -307,3 +307,15 @@ def test_a_client_that_reconnects_ends_its_earlier_wait(
     assert before.answer(waits, VERSION).error_code == Code.INVALID_FETCH_SESSION_EPOCH
     append(served, "a", b"1")
     assert values_of(after.answer(again, VERSION)) == [[b"1"]]
+
+
+def test_a_client_may_ask_on_before_the_sender_has_looked_up(
+    served: Served, caller: KafkaCaller
+) -> None:
+    """The end of an answer arrives before the task that sent it has ended."""
+    served.broker.create_topic("a")
+    append(served, "a", bytes(100_000))
+    request = fetch_request(("a", 0, 0))
+    for _ in range(1000):
+        (found,) = partitions_of(caller.ask(request, VERSION))
+        assert len(found.records) > 100_000
