@@ -1,4 +1,5 @@
-"""Search over the stored records of a topic, in both tiers: forward, one partition after another.
+"""Search over the stored records of a topic, in both tiers: from the oldest, one partition after
+another, or from the newest, all at the same time (`search_backward`).
 
 * A piece of a log is read and looked through at a time, in threads of the searches' own: neither
   the event loop nor the readers' threads wait for it, and what is in memory is one piece. Then it
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, closing
 from functools import partial
 from itertools import accumulate
@@ -43,7 +44,7 @@ from tierlog.broker.partition import Partition
 from tierlog.broker.segment_listing import peek_segments
 from tierlog.broker.topics import Topic
 from tierlog.record_format.decode import Columns
-from tierlog.record_format.errors import OffsetTrimmed, TierlogError
+from tierlog.record_format.errors import InvalidRequest, OffsetTrimmed, TierlogError
 from tierlog.record_format.units import in_utc
 
 T = TypeVar("T")
@@ -54,14 +55,19 @@ WHOLE_BYTES: Final = 8 * MIB  # a larger record is counted, and not looked into
 MOST_RECORDS: Final = 10_000
 MOST_TROUBLES: Final = 20
 MOST_TEXT: Final = 500  # characters of a condition
+PLACES_MAX: Final = 1000  # partitions of a search from the newest: where it is, is in an address
 _PLACE: Final = re.compile(r"(\d{1,9}):(\d{1,19})\Z", re.ASCII)
 
+Order = Literal["newest", "oldest"]
+Places = Mapping[int, int]  # by partition, between which offsets a search is
 End = Literal["complete", "limit", "bytes", "time"]
 Condition = Annotated[str, Meta(max_length=MOST_TEXT)]
 
 
 class SearchQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """`after`: where an earlier search ended; `until`: where to end, for what it had found."""
+    """`after`: where an earlier search ended; `until`: where to end, for what it had found. Both
+    are of the same `order`.
+    """
 
     text: Condition = ""
     key: Condition = ""
@@ -71,6 +77,7 @@ class SearchQuery(msgspec.Struct, forbid_unknown_fields=True):
     by: Literal["offset", "timestamp"] = "timestamp"
     start: Condition = ""
     end: Condition = ""
+    order: Order = "newest"
     limit: Annotated[int, Meta(ge=1, le=MOST_RECORDS)] = 100
     after: str = ""
     until: str = ""
@@ -89,13 +96,15 @@ class Place(NamedTuple):
 class Search(NamedTuple):
     """What is searched for, and where: `start` and `end` are offsets if there are no times."""
 
+    order: Order
+
     wanted: RecordFilter
     partition: int | None
     start: Position
     end_offset: int
     limit: int
-    after: Place
-    until: Place
+    after: Places
+    until: Places
 
 
 class Budget(NamedTuple):
@@ -104,7 +113,9 @@ class Budget(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What was looked through at once, and the records of it that are wanted, by batch."""
+    """What was looked through at once, and the records of it that are wanted, by batch.
+    `first_ms`: the time of its first record.
+    """
 
     place: Place
     batches: list[Columns]
@@ -112,6 +123,7 @@ class Piece(NamedTuple):
     read_bytes: int
     records: int
     too_large: int = 0
+    first_ms: int | None = None
 
     @property
     def found(self) -> int:
@@ -119,11 +131,13 @@ class Piece(NamedTuple):
 
 
 class Progress(msgspec.Struct):
-    """So far. `offsets`: how many were passed, of `offsets_in_all`. `troubles`: partitions that
-    could not be searched to their end. `end` is set at the end.
+    """So far. `place`: the partition that it is in. `offsets`: how many were passed, of
+    `offsets_in_all`. `since_ms`: from the newest, all that is newer was searched. `troubles`:
+    partitions that could not be searched to their end. `end` is set at the end.
     """
 
     place: Place
+    since_ms: int | None = None
     found: int = 0
     records: int = 0
     read_bytes: int = 0
@@ -134,8 +148,13 @@ class Progress(msgspec.Struct):
     end: End | None = None
 
 
-def parse_search(query: SearchQuery) -> Search:
+def parse_search(query: SearchQuery, *, partitions: int) -> Search:
     """Raises InvalidRequest."""
+    if query.order == "newest" and not query.partition and partitions > PLACES_MAX:
+        raise InvalidRequest(
+            f"more than {PLACES_MAX} partitions are not searched from the newest: choose one of "
+            "them, or the oldest first"
+        )
     times, start, end_offset = None, Position(keyword=EARLIEST), MAX_OFFSET
     if query.by == "timestamp":
         first, last = _time(query.start, "start"), _time(query.end, "end")
@@ -147,6 +166,7 @@ def parse_search(query: SearchQuery) -> Search:
         if query.end.strip() and query.end.strip() not in KEYWORDS:
             end_offset = parse_position(query.end.strip(), UNSET, default=LATEST).offset
     return Search(
+        order=query.order,
         wanted=RecordFilter(
             text=query.text.encode(),
             key=query.key.encode(),
@@ -158,8 +178,8 @@ def parse_search(query: SearchQuery) -> Search:
         start=start,
         end_offset=end_offset,
         limit=query.limit,
-        after=_place(query.after, "after", Place(-1, 0)),
-        until=_place(query.until, "until", Place(MAX_OFFSET, 0)),
+        after=_places(query.after, "after"),
+        until=_places(query.until, "until"),
     )
 
 
@@ -174,11 +194,14 @@ def _time(text: str, loc: str) -> int | None:
     return parse_timestamp(in_utc(text.strip()), loc=loc) if text.strip() else None
 
 
-def _place(text: str, loc: str, default: Place) -> Place:
-    match = _PLACE.match(text)
-    if text and not match:
-        strict_json.refuse_field(loc, f"expected partition:offset, not {text[:64]!r}")
-    return Place(int(match[1]), int(match[2])) if match else default
+def _places(text: str, loc: str) -> Places:
+    found = {}
+    for part in text.split(",") if text else ():
+        match = _PLACE.match(part)
+        if not match:
+            strict_json.refuse_field(loc, f"expected partition:offset, not {part[:64]!r}")
+        found[int(match[1])] = int(match[2])
+    return found
 
 
 class SearchRun:
@@ -188,7 +211,7 @@ class SearchRun:
         self._context, self._topic, self._search, self._budget = context, topic, search, budget
         self._ends_at = time.monotonic() + budget.seconds
         chosen = topic.numbers if search.partition is None else [search.partition]
-        first, last = search.after.partition, search.until.partition
+        first, last = max(search.after, default=-1), min(search.until, default=MAX_OFFSET)
         self._numbers = [number for number in chosen if first <= number <= last]
         spans = [_span(topic.partitions.get(number)) for number in self._numbers]
         before = accumulate((end - start for start, end in spans), initial=0)
@@ -200,6 +223,11 @@ class SearchRun:
         in_all = sum(end - start for start, end in spans)
         self.progress = Progress(Place(max(first, 0), 0), offsets_in_all=in_all)
 
+    @property
+    def place(self) -> str:
+        """Where it is, for `after` and `until`."""
+        return str(self.progress.place)
+
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         progress = self.progress
         for number in self._numbers:
@@ -209,14 +237,17 @@ class SearchRun:
                         self._count(piece)
                         yield piece
             except TierlogError as error:
-                if len(progress.troubles) < MOST_TROUBLES:
-                    why = self._context.shorten_paths(str(error))
-                    progress.troubles.append(f"Partition {number}: {why}")
+                self._add_trouble(number, error)
             if self._spent is not None:
                 break
         else:
             progress.offsets = progress.offsets_in_all
         progress.end = self._spent or "complete"
+
+    def _add_trouble(self, number: int, error: TierlogError) -> None:
+        if len(self.progress.troubles) < MOST_TROUBLES:
+            why = self._context.shorten_paths(str(error))
+            self.progress.troubles.append(f"Partition {number}: {why}")
 
     @property
     def _spent(self) -> End | None:
@@ -253,16 +284,16 @@ class SearchRun:
     async def _run(self, call: Callable[[], T]) -> T:
         return await self._context.run_in(self._context.workers.searchers, call)
 
-    async def _range(self, partition: Partition) -> _Range:
+    async def _range(self, partition: Partition) -> Range:
         search, now, number = self._search, partition.offsets(), partition.number
         end_offset = min(search.end_offset, now.high_watermark)
-        if search.until.partition == number:
-            end_offset = min(end_offset, search.until.offset)
-        if search.after.partition == number:
-            start = search.after.offset
+        if number in search.until:
+            end_offset = min(end_offset, search.until[number])
+        if number in search.after:
+            start = search.after[number]
         else:
             start = await resolve(self._context, partition, search.start, committed=False)
-        return _Range(partition, max(start, now.log_start_offset), end_offset)
+        return Range(partition, max(start, now.log_start_offset), end_offset)
 
     def _find(self, partition: Partition, offset: int) -> tuple[int, int]:
         """The next offset whose segment may have records of the wanted times, and where that one
@@ -290,7 +321,7 @@ class SearchRun:
         self._stand_at(*piece.place)
 
 
-class _Range(NamedTuple):
+class Range(NamedTuple):
     """What of a partition is searched."""
 
     partition: Partition
@@ -306,7 +337,7 @@ def _span(partition: Partition | None) -> tuple[int, int]:
     return now.log_start_offset, now.high_watermark
 
 
-def look_through(part: _Range, wanted: RecordFilter, most: int) -> Piece:
+def look_through(part: Range, wanted: RecordFilter, most: int) -> Piece:
     """Read a piece from the start of the range on, and keep the first `most` wanted records of it.
     Blocks; raises what a read does.
     """
@@ -317,6 +348,7 @@ def look_through(part: _Range, wanted: RecordFilter, most: int) -> Piece:
         )
         batches = page.batches if page.large is None else _whole(page.large)
         size_bytes, too_large = fetched.size_bytes, page.record_count - _records_in(batches)
+    first_ms = batches[0].timestamps[0] if batches else None
     found, next_offset = [], page.next_offset
     for columns in batches:
         kept = [at for at in wanted.rows(columns) if columns.offsets[at] < end_offset][:most]
@@ -333,6 +365,7 @@ def look_through(part: _Range, wanted: RecordFilter, most: int) -> Piece:
         read_bytes=size_bytes,
         records=page.record_count,
         too_large=too_large,
+        first_ms=first_ms,
     )
 
 

@@ -35,6 +35,7 @@ from tierlog.api.console.search import (
     SearchRun,
     parse_search,
 )
+from tierlog.api.console.search_backward import BackwardRun
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.fetch.long_poll import LongPoll
@@ -90,7 +91,7 @@ class Searches:
         address = exchange.scope["query_string"].decode("ascii", "replace")
         refusal = ""
         try:
-            parse_search(query)
+            parse_search(query, partitions=len(topic.numbers))
         except InvalidRequest as error:
             refusal, address = str(error), ""
         return fragment(
@@ -106,7 +107,8 @@ class Searches:
     async def found(self, context: Context, exchange: Exchange) -> AnyResponse:
         """Raises UnknownTopic, InvalidRequest, Throttled."""
         topic = context.broker.topic(exchange.topic)
-        search = parse_search(exchange.query(SearchQuery))
+        query = exchange.query(SearchQuery)
+        search = parse_search(query, partitions=len(topic.numbers))
         run = self._begin(context, topic, search)
         return StreamResponse(_STREAM, self._lines(context, exchange, run, search.wanted.text))
 
@@ -116,7 +118,8 @@ class Searches:
         name = topic.record.name
         make = partial(record_file, query.format, topic=name)
         file = await context.run_in(context.workers.searchers, make)
-        run = self._begin(context, topic, parse_search(query))
+        search = parse_search(query, partitions=len(topic.numbers))
+        run = self._begin(context, topic, search)
         disposition = f'attachment; filename="{name}.{query.format}"'.encode()
         headers = [
             (b"content-type", MEDIA_TYPES[query.format]),
@@ -132,7 +135,8 @@ class Searches:
         if len(self._runs) >= settings.searches_max:
             raise Throttled(f"{len(self._runs)} searches are under way already; try again")
         budget = Budget(settings.search_max_bytes, settings.search_max_ms / 1000)
-        run = SearchRun(context, topic, search, budget)
+        make = BackwardRun if search.order == "newest" else SearchRun
+        run = make(context, topic, search, budget)
         self._runs.add(run)
         return run
 
@@ -160,11 +164,11 @@ class Searches:
                 async for piece in pieces:
                     if piece.batches or time.monotonic() >= said_s + PROGRESS_S:
                         said_s = time.monotonic()
-                        yield _line(run.progress, list(_records(piece, text)))
+                        yield _line(run, list(_records(piece, text)))
                         await context.access.recheck(exchange)
                     if poll.cancelled:
                         return
-        yield _line(run.progress)
+        yield _line(run)
 
     async def _file(
         self, context: Context, exchange: Exchange, run: SearchRun, file: RecordFile
@@ -182,8 +186,8 @@ class Searches:
         yield await context.run_in(context.workers.searchers, file.end)
 
 
-def _line(progress: Progress, records: list[FoundRecord] | None = None) -> bytes:
-    return _ENCODER.encode(FoundLine(records or [], str(progress.place), progress)) + b"\n"
+def _line(run: SearchRun, records: list[FoundRecord] | None = None) -> bytes:
+    return _ENCODER.encode(FoundLine(records or [], run.place, run.progress)) + b"\n"
 
 
 def _records(piece: Piece, text: bytes) -> Iterator[FoundRecord]:

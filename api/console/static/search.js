@@ -21,6 +21,7 @@
       this.files = part("files");
       this.bar = root.querySelector("progress");
       this.list = root.querySelector(".list");
+      this.isNewest = new URLSearchParams(root.dataset.search.split("?")[1]).get("order") !== "oldest";
       this.place = "";
       this.found = 0;
       this.button.addEventListener("click", () => (this.stop ? this.end("stopped") : this.run()));
@@ -62,13 +63,28 @@
       this.place = place;
       this.found = this.before + progress.found;
       this.bar.value = progress.offsets_in_all ? progress.offsets / progress.offsets_in_all : 1;
-      this.list.append(...records.map((one) => this.row(one)));
+      for (const one of records) this.add(one);
       this.list.hidden = !this.found;
       const large = progress.too_large ? `; ${count(progress.too_large)} were too large to look into` : "";
-      this.read.textContent = `${count(progress.records)} records and ${bytes(progress.read_bytes)} read${progress.end === "complete" ? "" : `, up to partition ${place.replace(":", ", offset ")}`}${large}`;
+      this.read.textContent = `${count(progress.records)} records and ${bytes(progress.read_bytes)} read${this.reached(place, progress)}${large}`;
       this.troubles.replaceChildren(...progress.troubles.map((text) => element("p", "trouble", window.tierlog.visible(text))));
       this.state.textContent = `searching: ${count(this.found)} found`;
       if (progress.end) this.end(progress.end);
+    }
+
+    reached(place, { end, since_ms: since }) {
+      if (end === "complete") return "";
+      if (this.isNewest) return since === null ? "" : `, back to ${window.tierlog.moment(since)}`;
+      return `, up to partition ${place.replace(":", ", offset ")}`;
+    }
+
+    // From the newest, partitions are searched side by side: each record has its place by its time.
+    add(record) {
+      const row = this.row(record);
+      row.ms = record.timestamp;
+      let before = this.list.lastElementChild;
+      while (this.isNewest && before.ms < row.ms) before = before.previousElementSibling;
+      before.after(row);
     }
 
     end(reason) {

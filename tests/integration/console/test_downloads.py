@@ -33,7 +33,8 @@ def topic(console: Console) -> str:
 
 
 def download(console: Console, topic: str, **query: Any) -> bytes:
-    response = console.get(f"/console/topics/{topic}/download", params=query)
+    params = {"order": "oldest", **query}
+    response = console.get(f"/console/topics/{topic}/download", params=params)
     assert response.status_code == 200, response.text
     name = f"{topic}.{query.get('format', 'ndjson')}"
     assert response.headers["content-disposition"] == f'attachment; filename="{name}"'

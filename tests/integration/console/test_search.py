@@ -30,8 +30,9 @@ def flights(console: Console) -> str:
 
 
 def find(console: Console, topic: str, **query: Any) -> list[dict[str, Any]]:
-    """The lines of a search. `found` in the last one: partition, offset of each record."""
-    response = console.get(f"/console/topics/{topic}/found", params=query)
+    """The lines of a search, from the oldest record on if nothing else is said."""
+    params = {"order": "oldest", **query}
+    response = console.get(f"/console/topics/{topic}/found", params=params)
     assert response.status_code == 200, response.text
     return [json.loads(line) for line in response.text.splitlines()]
 
@@ -58,10 +59,12 @@ def places(lines: list[dict[str, Any]]) -> list[tuple[int, int]]:
 def test_what_is_searched_for_is_found_in_both_tiers(
     console: Console, flights: str, query: dict[str, str], offsets: list[int]
 ) -> None:
-    found = find(console, flights, **query)
-    assert places(found) == [(0, one) for one in offsets]
-    assert found[-1]["progress"]["end"] == "complete"
-    assert found[-1]["progress"]["offsets"] == found[-1]["progress"]["offsets_in_all"] == 201
+    for order in ("oldest", "newest"):
+        found = find(console, flights, order=order, **query)
+        expected = offsets if order == "oldest" else offsets[::-1]
+        assert places(found) == [(0, one) for one in expected]
+        assert found[-1]["progress"]["end"] == "complete"
+        assert found[-1]["progress"]["offsets"] == found[-1]["progress"]["offsets_in_all"] == 201
 
 
 def test_segments_outside_of_the_times_are_not_read(console: Console) -> None:
@@ -70,9 +73,10 @@ def test_segments_outside_of_the_times_are_not_read(console: Console) -> None:
         timestamp = 1_372_900_000_000 + hour * 3_600_000
         console.produce(topic, {"value": "x" * 700_000, "timestamp": timestamp})
     times = {"start": "2013-07-04T03:00:00Z", "end": "2013-07-04T04:00:00Z"}
-    found = find(console, topic, **times)
-    assert places(found) == [(0, 2)]
-    assert found[-1]["progress"]["records"] == 1
+    for order in ("oldest", "newest"):
+        found = find(console, topic, order=order, **times)
+        assert places(found) == [(0, 2)]
+        assert found[-1]["progress"]["records"] == 1
     assert len(places(find(console, topic))) == 6
 
 
@@ -95,6 +99,46 @@ def test_a_search_ends_at_its_limit_and_goes_on_from_there(console: Console) -> 
     assert places(find(console, topic, text=" 3", until="1:4")) == [(0, 3), (1, 3)]
 
 
+def test_from_the_newest_the_partitions_are_searched_side_by_side(console: Console) -> None:
+    topic = console.topic("newest", partitions=3, retention_ms=-1)
+    for start in range(0, 1200, 400):
+        console.produce(
+            topic,
+            *(
+                {"value": n, "timestamp": 1_700_000_000_000 + n * 1000, "partition": n % 3}
+                for n in range(start, start + 400)
+            ),
+        )
+    found = find(console, topic, order="newest", limit=300)
+    assert found[-1]["progress"]["end"] == "limit"
+    assert {partition for partition, _ in places(found)} == {0, 1, 2}
+    every, after = [], ""
+    while True:
+        found = find(console, topic, order="newest", limit=250, after=after)
+        every += places(found)
+        if found[-1]["progress"]["end"] == "complete":
+            break
+        after = found[-1]["place"]
+    for number in range(3):
+        offsets = [offset for partition, offset in every if partition == number]
+        assert offsets == [*range(399, -1, -1)]
+    some = find(console, topic, order="newest", limit=100)
+    again = find(console, topic, order="newest", limit=100, until=some[-1]["place"])
+    assert places(again) == places(some)
+
+
+def test_from_the_newest_a_range_without_records_is_stepped_over(console: Console) -> None:
+    topic = console.topic("sparse", cleanup_policy="compact", segment_bytes=1024)
+    console.produce(topic, {"key": "first", "value": "kept"})
+    for _ in range(40):
+        console.produce(topic, *({"key": "k", "value": "x" * 20} for _ in range(50)))
+    console.broker.partition(topic, 0).log.roll()
+    console.broker.background.compactor.run_round()
+    found = find(console, topic, order="newest", key="first")
+    assert places(found) == [(0, 0)]
+    assert found[-1]["progress"]["end"] == "complete"
+
+
 @pytest.mark.parametrize(
     ("limits", "end"), [({"search_max_bytes": 1}, "bytes"), ({"search_max_ms": 0}, "time")]
 )
@@ -103,9 +147,10 @@ def test_a_search_ends_with_its_budget(tmp_path: Path, limits: dict[str, int], e
         topic = console.topic("budget")
         for _ in range(3):
             console.produce(topic, {"value": "x" * 900_000})
-        found = find(console, topic, text="y")[-1]["progress"]
-        assert found["end"] == end
-        assert found["records"] < 3
+        for order in ("oldest", "newest"):
+            found = find(console, topic, text="y", order=order)[-1]["progress"]
+            assert found["end"] == end
+            assert found["records"] < 3
 
 
 @pytest.mark.parametrize(
@@ -172,6 +217,9 @@ def test_a_record_is_searched_for_opened_and_shown_in_colour(
     assert browser.run(ROWS) == 11
     assert "11 found; everything was searched" in browser.text()
     assert "text=" in browser.run("location.hash")
+    rows = "[...document.querySelectorAll('.found details')]"
+    offsets = f"{rows}.map(one => Number(one.dataset.offset))"
+    assert browser.run(offsets) == [*range(179, 169, -1), 17]
     browser.press("Escape")
     browser.press("j")
     browser.press("Enter")
@@ -185,15 +233,15 @@ def test_a_record_is_searched_for_opened_and_shown_in_colour(
     ]
     shown = "document.querySelector('details[open] pre[data-json]').textContent"
     pretty = browser.run(shown)
-    assert json.loads(pretty) == {"n": 17, "pad": "x" * 60}
-    assert "tower 17" in browser.run("document.querySelector('details[open]').innerText")
+    assert json.loads(pretty) == {"n": 179, "pad": "x" * 60}
+    assert "tower 179" in browser.run("document.querySelector('details[open]').innerText")
     browser.run("document.querySelector('details[open] [data-raw]').click()")
     browser.until(f"{shown} !== {json.dumps(pretty)}")
-    assert browser.run(shown) == '{"n":17,"pad":"' + "x" * 60 + '"}'
+    assert browser.run(shown) == '{"n":179,"pad":"' + "x" * 60 + '"}'
     browser.run("document.querySelector('details[open] [data-raw]').click()")
     browser.until(f"{shown} === {json.dumps(pretty)}")
     browser.run("document.querySelector('details[open] .opened > a').click()")
-    browser.until("document.querySelector('#record-17')")
+    browser.until("document.querySelector('#record-179')")
 
 
 def test_a_search_that_was_ended_by_its_limit_goes_on(
