@@ -20,6 +20,7 @@ from tierlog.api.kafka.topic_changes import check_replicas
 from tierlog.api.serving.grants import Scope
 from tierlog.broker.partition import Partition
 from tierlog.broker.topics import Topic
+from tierlog.host.clock import wall_clock_ms
 from tierlog.record_format.errors import Forbidden, TierlogError
 from tierlog.record_format.kafka_messages.messages import (
     AlterPartitionReassignmentsRequest,
@@ -32,6 +33,8 @@ from tierlog.record_format.kafka_messages.messages import (
     DescribeClusterResponse,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,
     DescribeTransactionsRequest,
@@ -45,6 +48,7 @@ from tierlog.record_format.kafka_messages.messages import (
 )
 
 _ADMIN: Final = (Scope.ADMIN,)
+_METADATA_TOPIC: Final = "__cluster_metadata"
 _BROKERS: Final = 1  # an endpoint type; 2 are the controllers
 PARTITIONS_MAX: Final = 2000  # max.request.partition.size.limit
 _TRANSACTION_STATES: Final = frozenset(
@@ -321,6 +325,59 @@ def list_partition_reassignments(
             error_code=Code.CLUSTER_AUTHORIZATION_FAILED, error_message=str(error)
         )
     return ListPartitionReassignmentsResponse()
+
+
+# --- the quorum -----------------------------------------------------------------------------------
+
+
+def describe_quorum(call: Call, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
+    """One voter, which leads and has everything: there is no log of metadata to be behind in."""
+    try:
+        call.session.grant.check_scopes(DESCRIBING)
+    except Forbidden as error:
+        return DescribeQuorumResponse(
+            error_code=Code.CLUSTER_AUTHORIZATION_FAILED, error_message=str(error)
+        )
+    places = [
+        (one.topic_name, part.partition_index) for one in request.topics for part in one.partitions
+    ]
+    if places != [(_METADATA_TOPIC, 0)]:
+        return _unknown_quorum(request)
+    host, port = call.advertised
+    listener = DescribeQuorumResponse.Listener("CONTROLLER", host, port)
+    return DescribeQuorumResponse(
+        topics=[DescribeQuorumResponse.TopicData(_METADATA_TOPIC, [_quorum()])],
+        nodes=[DescribeQuorumResponse.Node(NODE_ID, [listener])],
+    )
+
+
+def _unknown_quorum(request: DescribeQuorumRequest) -> DescribeQuorumResponse:
+    kind = DescribeQuorumResponse.PartitionData
+    code = Code.UNKNOWN_TOPIC_OR_PARTITION
+    return DescribeQuorumResponse(
+        topics=[
+            DescribeQuorumResponse.TopicData(
+                topic.topic_name,
+                [kind(one.partition_index, code) for one in topic.partitions],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _quorum() -> DescribeQuorumResponse.PartitionData:
+    now_ms = wall_clock_ms()
+    return DescribeQuorumResponse.PartitionData(
+        partition_index=0,
+        leader_id=NODE_ID,
+        leader_epoch=1,
+        high_watermark=0,
+        current_voters=[
+            DescribeQuorumResponse.ReplicaState(
+                NODE_ID, last_fetch_timestamp=now_ms, last_caught_up_timestamp=now_ms
+            )
+        ],
+    )
 
 
 # --- what there is none of ------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from tierlog.api.kafka.cluster import (
     describe_client_quotas,
     describe_cluster,
     describe_log_dirs,
+    describe_quorum,
     describe_topic_partitions,
     describe_transactions,
     elect_leaders,
@@ -44,7 +45,11 @@ from tierlog.api.kafka.log_offsets import list_offsets, offset_for_leader_epoch
 from tierlog.api.kafka.metadata import metadata
 from tierlog.api.kafka.produce import produce
 from tierlog.api.kafka.producers import describe_producers, init_producer_id
-from tierlog.api.kafka.sasl import sasl_authenticate, sasl_handshake
+from tierlog.api.kafka.sasl import (
+    describe_user_scram_credentials,
+    sasl_authenticate,
+    sasl_handshake,
+)
 from tierlog.api.kafka.topic_changes import (
     create_partitions,
     create_topics,
@@ -87,6 +92,8 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "AlterPartitionReassignments": alter_partition_reassignments,
     "ListPartitionReassignments": list_partition_reassignments,
     "DescribeClientQuotas": describe_client_quotas,
+    "DescribeUserScramCredentials": describe_user_scram_credentials,
+    "DescribeQuorum": describe_quorum,
     "DescribeCluster": describe_cluster,
     "DescribeProducers": describe_producers,
     "DescribeTransactions": describe_transactions,

@@ -1,4 +1,5 @@
-"""SaslHandshake and SaslAuthenticate: a client proves that it has a token.
+"""SaslHandshake and SaslAuthenticate: a client proves that it has a token. And which tokens have
+SCRAM's verifiers, for DescribeUserScramCredentials.
 
 | mechanism | user | secret |
 |---|---|---|
@@ -17,6 +18,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Final, TypeVar
 
 import msgspec
@@ -25,9 +27,13 @@ import structlog
 from tierlog.api.kafka.access import may_show_secret
 from tierlog.api.kafka.calls import Call, EndConnection, Exchange, Session
 from tierlog.api.kafka.error_codes import Code
+from tierlog.api.serving.grants import Scope
 from tierlog.api.serving.scram import HASHES, ScramError, ScramServer, Verifier
 from tierlog.api.serving.tokens import TokenEntry, TokensFile
+from tierlog.record_format.errors import Forbidden
 from tierlog.record_format.kafka_messages.messages import (
+    DescribeUserScramCredentialsRequest,
+    DescribeUserScramCredentialsResponse,
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
     SaslHandshakeRequest,
@@ -40,6 +46,7 @@ Refusal = TypeVar("Refusal", bound=msgspec.Struct)
 _PLAIN, _BEARER = "PLAIN", "OAUTHBEARER"
 _SHOWING: Final = (_PLAIN, _BEARER)  # the token itself
 _PLAIN_PARTS: Final = 3
+_NUMBERS: Final = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}  # in Kafka's messages
 _WRONG: Final = "invalid credentials"
 
 
@@ -191,3 +198,45 @@ def _check_same(session: Session, exchange: Exchange) -> None:
         exchange.mechanism,
     ):
         raise AuthenticationFailed("a connection keeps its user and its mechanism")
+
+
+# --- whose verifiers there are --------------------------------------------------------------------
+
+
+def describe_user_scram_credentials(
+    call: Call, request: DescribeUserScramCredentialsRequest
+) -> DescribeUserScramCredentialsResponse:
+    """Of the users that are named; of all that have some if none is."""
+    try:
+        call.session.grant.check_scopes((Scope.ADMIN,))
+    except Forbidden as error:
+        return DescribeUserScramCredentialsResponse(
+            error_code=Code.CLUSTER_AUTHORIZATION_FAILED, error_message=str(error)
+        )
+    named = Counter(one.name for one in request.users or ())
+    tokens = call.context.access.tokens
+    users = named or Counter(tokens.names_with_verifiers() if tokens is not None else ())
+    return DescribeUserScramCredentialsResponse(
+        results=[_credentials(tokens, user, times=times) for user, times in users.items()]
+    )
+
+
+def _credentials(
+    tokens: TokensFile | None, user: str, *, times: int
+) -> DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult:
+    result = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult(user=user)
+    found = tokens.verifiers_of(user) if tokens is not None else ()
+    if times > 1:
+        result.error_code = Code.DUPLICATE_RESOURCE
+        result.error_message = f"the user is named twice in one request: {user}"
+    elif not found:
+        result.error_code = Code.RESOURCE_NOT_FOUND
+        result.error_message = f"there is no such user credential: {user}"
+    else:
+        result.credential_infos = [
+            DescribeUserScramCredentialsResponse.CredentialInfo(
+                _NUMBERS[one.mechanism], one.iterations
+            )
+            for one in found
+        ]
+    return result

@@ -348,6 +348,14 @@ class TokensFile:
         found = self._verifiers.get(entry.hash, ())
         return next((one for one in found if one.mechanism == mechanism), None)
 
+    def verifiers_of(self, name: str) -> tuple[Verifier, ...]:
+        """Of the token with this name."""
+        entry = self.entry_named(name)
+        return () if entry is None else self._verifiers.get(entry.hash, ())
+
+    def names_with_verifiers(self) -> list[str]:
+        return [entry.name for entry in self._entries if entry.hash in self._verifiers]
+
 
 def _identity(file: os.stat_result) -> tuple[int, ...]:
     return (file.st_ino, file.st_mtime_ns, file.st_size)

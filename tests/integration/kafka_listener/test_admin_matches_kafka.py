@@ -41,7 +41,11 @@ class Clusters:
 
 
 IDS = ("leader_id", "controller_id", "broker_id", "node_id", "replica_id")
-OF_ONE_ALONE = ("error_message", "cluster_id", "host", "port", "leader_epoch")
+OF_ONE_ALONE = (
+    *("error_message", "cluster_id", "host", "port", "leader_epoch"),
+    *("high_watermark", "log_end_offset", "replica_directory_id"),  # of the quorum
+)
+TIMES = ("last_fetch_timestamp", "last_caught_up_timestamp")
 ID_LISTS = ("replica_nodes", "isr_nodes", "offline_replicas")
 
 
@@ -57,13 +61,15 @@ def _comparable(name: str, value: Any, node: int) -> Any:
     if name == "topic_id":
         return value != msgspec.to_builtins(bytes(16))
     if name in IDS:
-        return "node" if value == node else value
+        return "node" if value in (node, 0) else value  # 0: also what nobody has set
     if name in ID_LISTS:
         return ["node" if one == node else one for one in value]
     if name == "replica_election_results":
         return sorted((comparable(one, node) for one in value), key=lambda one: one["topic"])
     if name in OF_ONE_ALONE:
         return None
+    if name in TIMES:
+        return value > 0
     return comparable(value, node)
 
 
@@ -162,6 +168,11 @@ def reassigned(name: str, replicas: list[int] | None, number: int = 0) -> Any:
     return m.AlterPartitionReassignmentsRequest(topics=[topic], timeout_ms=20_000)
 
 
+def quorum(name: str, number: int) -> m.DescribeQuorumRequest:
+    kind = m.DescribeQuorumRequest
+    return kind(topics=[kind.TopicData(name, [kind.PartitionData(number)])])
+
+
 def described(*names: str, **rest: Any) -> m.DescribeTopicPartitionsRequest:
     kind = m.DescribeTopicPartitionsRequest.TopicRequest
     return m.DescribeTopicPartitionsRequest(topics=[kind(name) for name in names], **rest)
@@ -217,6 +228,13 @@ OTHERS: dict[str, Callable[[int], Any]] = {
     "describe the controllers": lambda _: m.DescribeClusterRequest(endpoint_type=2),
     "quotas": lambda _: m.DescribeClientQuotasRequest(),
     "transactions": lambda _: m.ListTransactionsRequest(state_filters=["Ongoing", "Odd"]),
+    "the quorum": lambda _: quorum("__cluster_metadata", 0),
+    "the quorum of a stranger": lambda _: quorum("records", 0),
+    "the quorum of no partition": lambda _: quorum("__cluster_metadata", 1),
+    "scram of all": lambda _: m.DescribeUserScramCredentialsRequest(users=None),
+    "scram of some": lambda _: m.DescribeUserScramCredentialsRequest(
+        users=[m.DescribeUserScramCredentialsRequest.UserName(name) for name in ("a", "b", "b")]
+    ),
     "set": lambda _: altered("records", ("retention.ms", 0, "5000")),
     "set nonsense": lambda _: altered("records", ("retention.ms", 0, "soon")),
     "set an unknown key": lambda _: altered("records", ("nope", 0, "1")),
