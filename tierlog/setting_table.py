@@ -464,6 +464,25 @@ TABLE: Final[tuple[Setting, ...]] = (
         field="queued_max_bytes",
     ),
     _kafka(
+        "fetch.max.bytes",
+        (Kind.BYTES, KIB, 2**31 - 1),
+        "Bytes of records in the answer to one Fetch of a Kafka client; one batch may be larger.",
+        field="fetch_max_bytes",
+    ),
+    _kafka(
+        "remote.fetch.max.wait.ms",
+        (Kind.MS, 1),
+        "How long a Fetch of a Kafka client waits for the disk or the bucket, if the client's own "
+        "time is shorter.",
+        field="remote_fetch_max_wait_ms",
+    ),
+    _kafka(
+        "max.incremental.fetch.session.cache.slots",
+        (Kind.COUNT, 0),
+        "Fetch sessions of Kafka clients; beyond it a Fetch names all its partitions.",
+        field="fetch_sessions_max",
+    ),
+    _kafka(
         "max.connections",
         (Kind.COUNT, 1),
         "Open connections of Kafka clients; beyond it they are closed.",
