@@ -13,7 +13,7 @@ SPARK ?= 4.1.4
 PYSPARK := $(CURDIR)/.cache/pyspark-$(SPARK)
 UVICORN := $(CURDIR)/.cache/uvicorn/$(shell sed -n 's/.*"uvicorn>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 
-.PHONY: help setup demo test test-uvicorn test-spark soak check format s3 bench docs recording screenshots lock release clean
+.PHONY: help setup demo test judges test-uvicorn test-spark soak check format s3 bench docs recording screenshots lock release clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make test     the tests, in three processes: WORKERS=4, TESTS=tests/unit"
 	@echo "make test-uvicorn  the connection's tests on the oldest uvicorn that pyproject.toml admits"
 	@echo "make test-spark  Spark's tests on another PySpark, the oldest: SPARK=4.1.4"
+	@echo "make judges   the tests of other projects, unmodified, on our Kafka listener; fetches Go if there is none"
 	@echo "make soak     the long tests, on a real S3 server; those without an end for MINUTES=10 each"
 	@echo "make check    format, lint, types, the directions between the rooms, known vulnerabilities"
 	@echo "make s3       a real S3 server on this machine, without Docker"
@@ -49,7 +50,7 @@ demo: setup
 
 test: setup
 	$(BIN)/pytest -q -n $(WORKERS) --max-worker-restart 0 --no-loadscope-reorder \
-	    -m "not soak" $(TESTS)
+	    -m "not soak and not judge" $(TESTS)
 
 # The newest is what `make setup` installs.
 test-uvicorn: setup $(UVICORN)
@@ -72,6 +73,9 @@ $(PYSPARK): | setup
 	rm -rf $@.part
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@.part pyspark==$(SPARK)
 	mv $@.part $@
+
+judges: setup
+	$(BIN)/pytest -q -m judge $(or $(TESTS),tests/judges)
 
 soak: setup
 	TIERLOG_SOAK_MINUTES=$(or $(MINUTES),10) \
