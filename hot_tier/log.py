@@ -189,6 +189,11 @@ class PartitionLog:
         return self._state.epochs.entries
 
     @property
+    def appended_bytes(self) -> int:
+        """Since the log was opened."""
+        return self._state.appended_bytes
+
+    @property
     def size_bytes(self) -> int:
         return sum(segment.end.size_bytes for segment in self._state.segments.items)
 

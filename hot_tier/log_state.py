@@ -279,6 +279,7 @@ class LogState(LogSetting):
         self.unflushed: list[ActiveSegment] = []  # sealed, but not synced yet
         self.folder_changed = False  # it has names that are not synced yet
         self.offline: str | None = None
+        self.appended_bytes = 0  # since it was opened
         self.swap_sequence = 0  # see `read_consistently`
         self.unmirrored = unmirrored  # see `segment_swap`
         self.check_lock = threading.Lock()  # see `border_check`

@@ -318,6 +318,7 @@ class _Group:
             self._state.active.write_planned(self._pending, now_ms=self._now_ms)
         except OSError as error:
             return self._on_write_failure(error)
+        self._state.appended_bytes += self._pending.end.size_bytes - self._pending.start.size_bytes
         for producer in self._producers.values():
             self._state.producers.put_producer(producer)
         return None

@@ -23,7 +23,13 @@ from prometheus_client import Counter
 
 from tierlog.api.console.rates import RING, new_pairs, rate
 from tierlog.api.console.topic_pages import live_topics
-from tierlog.api.console.topic_samples import TopicRings, TopicSample, lags_of, sample_topics
+from tierlog.api.console.topic_samples import (
+    Read,
+    TopicRings,
+    TopicSample,
+    lags_of,
+    sample_topics,
+)
 from tierlog.api.http.context import Context
 from tierlog.broker.reports import StorageReport
 from tierlog.record_format.errors import TierlogError
@@ -100,14 +106,15 @@ class Sampler:
     async def take(self) -> StorageReport:
         """Sum up the partitions in a thread, and add a sample."""
         metrics, now_ms = self._context.metrics, self._context.settings.clock()
-        measure = partial(self._measure, now_ms, dict(metrics.requests.read_records))
+        read = Read(dict(metrics.requests.read_records), dict(metrics.requests.read_bytes))
+        measure = partial(self._measure, now_ms, read)
         report, of_topics, self._worked_s = await self._context.read(measure)
         fetched = dict(metrics.requests.fetched_bytes)
         hot = fetched.pop("hot", 0)
         self.report = report
         self.topics.add(of_topics)
         for gone in metrics.requests.read_records.keys() - of_topics.keys():
-            del metrics.requests.read_records[gone]
+            del metrics.requests.read_records[gone], metrics.requests.read_bytes[gone]
         while self.samples and self.samples[-1].at_ms > now_ms:
             self.samples.pop()  # taken before the clock was set back
         self.samples.append(
@@ -124,14 +131,14 @@ class Sampler:
         return report
 
     def _measure(
-        self, now_ms: int, read_records: Mapping[str, int]
+        self, now_ms: int, read: Read
     ) -> tuple[StorageReport, dict[str, TopicSample], float]:
         """The report, a sample of each topic, and the CPU time they took, without waiting."""
         started = time.thread_time()
         broker = self._context.broker
         report = broker.storage_report()
         of_topics = sample_topics(
-            live_topics(broker), report.topics, self._lags, at_ms=now_ms, read_records=read_records
+            live_topics(broker), report.topics, self._lags, at_ms=now_ms, read=read
         )
         worked_s = time.thread_time() - started
         if time.monotonic() >= self._lags_due_s:

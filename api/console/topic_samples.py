@@ -3,7 +3,7 @@
 * Bounded: `TOPICS` rings of `RING` samples, eight bytes a number. A topic gets one when something
   is produced to it or read from it, or when its charts are looked at; then the one that was not in
   use for longest goes.
-* Records produced are what its logs grew by: a produce pays nothing for its chart.
+* What was produced is what its logs grew by: a produce pays nothing for its chart.
 """
 
 from __future__ import annotations
@@ -29,9 +29,18 @@ class TopicSample(NamedTuple):
     at_ms: int
     produced_records: int
     read_records: int
+    produced_bytes: int
+    read_bytes: int
     hot_bytes: int
     cold_bytes: int
     lag: int
+
+
+class Read(NamedTuple):
+    """By topic, since the start."""
+
+    records: Mapping[str, int]
+    size_bytes: Mapping[str, int]
 
 
 class TopicSeries(msgspec.Struct):
@@ -40,6 +49,8 @@ class TopicSeries(msgspec.Struct):
     at_ms: list[int]
     produced_records_per_s: list[float]
     read_records_per_s: list[float]
+    produced_bytes_per_s: list[float]
+    read_bytes_per_s: list[float]
     hot_bytes: list[int]
     cold_bytes: list[int]
     lag: list[int]
@@ -47,10 +58,16 @@ class TopicSeries(msgspec.Struct):
 
 def topic_series(samples: list[TopicSample], *, after_ms: int) -> TopicSeries:
     pairs = new_pairs(samples, after_ms=after_ms)
+
+    def rates(name: str) -> list[float]:
+        return [rate(one, two, name) for one, two in pairs]
+
     return TopicSeries(
         at_ms=[two.at_ms for _, two in pairs],
-        produced_records_per_s=[rate(one, two, "produced_records") for one, two in pairs],
-        read_records_per_s=[rate(one, two, "read_records") for one, two in pairs],
+        produced_records_per_s=rates("produced_records"),
+        read_records_per_s=rates("read_records"),
+        produced_bytes_per_s=rates("produced_bytes"),
+        read_bytes_per_s=rates("read_bytes"),
         hot_bytes=[two.hot_bytes for _, two in pairs],
         cold_bytes=[two.cold_bytes for _, two in pairs],
         lag=[two.lag for _, two in pairs],
@@ -123,17 +140,16 @@ def sample_topics(
     lags: Mapping[str, int],
     *,
     at_ms: int,
-    read_records: Mapping[str, int],
+    read: Read,
 ) -> dict[str, TopicSample]:
-    ends = {
-        one.record.name: sum(part.offsets().log_end_offset for part in one.partitions.values())
-        for one in topics
-    }
+    logs = {one.record.name: [part.log for part in one.partitions.values()] for one in topics}
     return {
         one.topic: TopicSample(
             at_ms=at_ms,
-            produced_records=ends.get(one.topic, 0),
-            read_records=read_records.get(one.topic, 0),
+            produced_records=sum(log.log_end_offset for log in logs.get(one.topic, ())),
+            read_records=read.records.get(one.topic, 0),
+            produced_bytes=sum(log.appended_bytes for log in logs.get(one.topic, ())),
+            read_bytes=read.size_bytes.get(one.topic, 0),
             hot_bytes=one.hot_bytes,
             cold_bytes=one.cold_bytes,
             lag=lags.get(one.topic, 0),

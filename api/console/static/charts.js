@@ -17,6 +17,7 @@
     },
     records: { unit: (value) => `${short(value)}/s`, lines: [["produced_records_per_s", "--text"]] },
     topic_records: { unit: (value) => `${short(value)}/s`, lines: [["produced_records_per_s", "--text"], ["read_records_per_s", "--read"]] },
+    topic_bytes: { binary: true, unit: (value) => `${bytes(value)}/s`, lines: [["produced_bytes_per_s", "--text"], ["read_bytes_per_s", "--read"]] },
     topic_lag: { unit: short, lines: [["lag", "--text"]] },
     topic_size: { binary: true, unit: bytes, lines: [["hot_bytes", "--hot"], ["cold_bytes", "--cold"]] },
     lag: { binary: true, unit: bytes, lines: [["lag_bytes", "--hot"]], beside: [["lag_ms", duration]] },

@@ -118,6 +118,7 @@ class RequestCounts(Collector):
         self.fetched_bytes: dict[str, int] = {}
         self.fetched_records: dict[str, int] = {}
         self.read_records: dict[str, int] = {}  # by topic
+        self.read_bytes: dict[str, int] = {}  # as many topics
 
     def finished(self, method: str, path: str, status: str, *, seconds: float) -> None:
         """Count a request. The labels have few values: never text that a client chose."""
@@ -135,6 +136,7 @@ class RequestCounts(Collector):
         self.fetched_records[tier] = self.fetched_records.get(tier, 0) + records
         if records:
             self.read_records[topic] = self.read_records.get(topic, 0) + records
+            self.read_bytes[topic] = self.read_bytes.get(topic, 0) + size_bytes
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: the table has the names."""

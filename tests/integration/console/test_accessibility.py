@@ -20,7 +20,7 @@ PAGES: dict[str, tuple[str, str, str]] = {
     "topic": (
         "#/topics/axe",
         "document.querySelector('details').open = true",
-        "document.querySelectorAll('[data-chart] canvas').length === 3",
+        "document.querySelectorAll('[data-chart] canvas').length === 4",
     ),
     "search": (
         "#/topics/axe/search?text=tower&limit=5",

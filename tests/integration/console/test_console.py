@@ -336,9 +336,9 @@ def test_a_topic_has_charts_of_its_own(browser: Chromium, console: Console) -> N
     console.produce(topic, *({"value": str(n)} for n in range(10)))
     assert console.put("/v1/groups/charting/offsets", json=offsets).status_code == 204
     open_page(browser, console, f"#/topics/{topic}", heading=topic)
-    browser.until("document.querySelectorAll('[data-chart] canvas').length === 3")
+    browser.until("document.querySelectorAll('[data-chart] canvas').length === 4")
     values = "[...document.querySelectorAll('[data-value]')].map(one => one.textContent)"
-    browser.until(f"{values}[2] === '8'")
+    browser.until(f"{values}[4] === '8'")
     before = sum(console.get(f"/console/topics/{topic}/samples").json()["read_records_per_s"])
     console.get(f"/v1/topics/{topic}/partitions/0/records")
     until(

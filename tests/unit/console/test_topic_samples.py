@@ -1,5 +1,6 @@
 from tierlog.api.console.rates import RING
 from tierlog.api.console.topic_samples import (
+    Read,
     TopicRing,
     TopicRings,
     TopicSample,
@@ -11,7 +12,7 @@ from tierlog.broker.groups import OffsetState
 
 
 def sample(at_ms: int, produced: int = 0, read: int = 0) -> TopicSample:
-    return TopicSample(at_ms, produced, read, 1000, 2000, 7)
+    return TopicSample(at_ms, produced, read, 100 * produced, 100 * read, 1000, 2000, 7)
 
 
 def test_rates_of_a_topic_are_computed_from_adjacent_samples() -> None:
@@ -20,6 +21,8 @@ def test_rates_of_a_topic_are_computed_from_adjacent_samples() -> None:
     assert found.at_ms == [5000, 10_000]
     assert found.produced_records_per_s == [10, 20]
     assert found.read_records_per_s == [2, 0]
+    assert found.produced_bytes_per_s == [1000, 2000]
+    assert found.read_bytes_per_s == [200, 0]
     assert (found.hot_bytes, found.cold_bytes, found.lag) == ([1000] * 2, [2000] * 2, [7] * 2)
 
 
@@ -59,4 +62,4 @@ def test_the_lag_of_a_topic_is_that_of_the_group_furthest_behind() -> None:
         ("fast", [offset("a", 0, 5), offset("b", 0, 1)]),
     ]
     assert lags_of(groups) == {"a": 7, "b": 1}
-    assert sample_topics([], [], lags_of(groups), at_ms=1, read_records={}) == {}
+    assert sample_topics([], [], lags_of(groups), at_ms=1, read=Read({}, {})) == {}
