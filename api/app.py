@@ -80,5 +80,6 @@ def kafka_listener(app: TierlogApp, settings: KafkaSettings, sock: socket.socket
         workers=http.workers,
         tokens=http.access.tokens,
         rates=http.access.rates,
+        counts=http.kafka_counts,
     )
     return KafkaListener(context, all_calls(), sock)

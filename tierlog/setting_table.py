@@ -389,8 +389,8 @@ TABLE: Final[tuple[Setting, ...]] = (
     _http(
         "http.client.requests.max",
         (Kind.COUNT, 1),
-        "Requests per second of one token, or of one client address; beyond it 429. No limit by "
-        "default.",
+        "Requests per second of one token, or of one client address; beyond it 429, and Kafka "
+        "clients are throttled. No limit by default.",
     ),
     _http("http.header.max.bytes", (Kind.BYTES, 1024), "Largest request head; beyond it 431."),
     _http(

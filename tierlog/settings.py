@@ -176,6 +176,14 @@ def _compose(values: Mapping[str, object]) -> Settings:
             f"http.decoding.max.bytes ({http.decoding_max_bytes}): such a record could be written "
             "and not be read as text"
         )
+    kafka = KafkaSettings(
+        **by_part[Part.KAFKA], advertised=_kafka_address(serve, "kafka.advertised")
+    )
+    if kafka.request_max_bytes > kafka.queued_max_bytes:
+        raise SettingsError(
+            f"socket.request.max.bytes ({kafka.request_max_bytes}) is above "
+            f"queued.max.request.bytes ({kafka.queued_max_bytes}): such a request might never begin"
+        )
     return Settings(
         broker=broker,
         http=http,
@@ -186,9 +194,7 @@ def _compose(values: Mapping[str, object]) -> Settings:
         insecure_no_auth=insecure,
         tls_cert=serve.get("tls_cert"),
         tls_key=serve.get("tls_key"),
-        kafka=KafkaSettings(
-            **by_part[Part.KAFKA], advertised=_kafka_address(serve, "kafka.advertised")
-        ),
+        kafka=kafka,
         kafka_listen=kafka_listen,
     )
 

@@ -21,10 +21,11 @@ from tierlog.api.http.access.check import Access
 from tierlog.api.http.exchange import Exchange, record_time
 from tierlog.api.http.fetch.shared_pages import SharedPages
 from tierlog.api.http.memory_limits import DecodingMemory, InflightBytes, UnsentResponses
-from tierlog.api.http.metrics.registry import BrokerMetrics, HttpMetrics
+from tierlog.api.http.metrics.registry import BrokerMetrics, HttpMetrics, KafkaMetrics
 from tierlog.api.http.problems import Problem, path_shortener, to_problem
 from tierlog.api.http.responses import AnyResponse
 from tierlog.api.http.settings import HttpSettings
+from tierlog.api.serving.kafka_counts import KafkaCounts
 from tierlog.api.serving.waiting_requests import WaitingRequests
 from tierlog.api.serving.workers import Workers, close_late
 from tierlog.broker.broker import Broker
@@ -60,6 +61,7 @@ class Context:
         self.broker, self.settings = broker, settings
         self.shorten_paths = path_shortener(broker.settings.data_dir)
         self.metrics = HttpMetrics()
+        self.kafka_counts = KafkaCounts()
         self.waiting = WaitingRequests()
         self.pages = SharedPages(self.metrics.shared_pages)
         self.inflight = InflightBytes(settings.inflight_max_bytes)
@@ -79,6 +81,7 @@ class Context:
     def _register_metrics(self) -> None:
         metrics = self.metrics
         metrics.register(BrokerMetrics(self.broker))
+        metrics.register(KafkaMetrics(self.kafka_counts))
         metrics.sample("tierlog_http_waiting_requests", lambda: self.waiting.count)
         metrics.sample("tierlog_http_inflight_bytes", lambda: self.inflight.held)
         metrics.sample("tierlog_http_unsent_memory_bytes", lambda: self.unsent.held.memory_bytes)

@@ -3,8 +3,9 @@
 * A frame is received straight into the buffer that its records stay in until they are in the log;
   what is small comes through one buffer that all connections share, since the event loop reads one
   at a time. A connection at rest holds no buffer.
-* One request at a time, as Kafka's broker: while one is being answered, its connection is not read.
-  Only a Produce may follow a Produce whose append is queued, so that one flush serves several.
+* One request at a time, as Kafka's broker: while one is being answered, no more than the next one
+  is read, so that a client that leaves is seen. Only a Produce may follow a Produce whose append is
+  queued, so that one flush serves several.
 * Bytes that are no request end the connection, with a line in the log: what follows them cannot be
   found. So does whatever a handler raises.
 * What a client does not read stays in its file, or in the transport's buffer up to its limit; until
@@ -23,6 +24,7 @@ import msgspec
 import structlog
 
 from tierlog.api.kafka.calls import Answer, Call, EndConnection, Later, Row, Session
+from tierlog.api.kafka.error_codes import Code
 from tierlog.api.kafka.versions import unsupported_version
 from tierlog.api.serving.deadline import Deadline
 from tierlog.api.serving.slice_sender import SMALL_BYTES, SliceSender
@@ -41,17 +43,28 @@ log = structlog.get_logger(__name__)
 SCRATCH_BYTES: Final = 64 << 10
 _PIPELINE_MAX: Final = 5  # max.in.flight.requests.per.connection of an idempotent producer
 _FRAME_MIN_BYTES: Final = 8
+_ERRORS: Final = {code.value: code.name for code in Code}
 
 
 class _Begun:
     """A request that was begun and is not answered yet."""
 
-    __slots__ = ("answer", "awaited", "head", "is_done", "is_ordered", "row", "size_bytes")
+    __slots__ = (
+        "answer",
+        "awaited",
+        "head",
+        "is_done",
+        "is_ordered",
+        "row",
+        "size_bytes",
+        "throttle_ms",
+    )
 
     def __init__(self, head: RequestHead, row: Row | None, size_bytes: int) -> None:
         self.head, self.row, self.size_bytes = head, row, size_bytes
         self.awaited: asyncio.Future[Any] | None = None
         self.answer: Answer = None
+        self.throttle_ms = 0
         self.is_done = self.is_ordered = False  # ordered: the next one may begin behind it
 
 
@@ -61,7 +74,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._context = listener.context
         self._loop = asyncio.get_running_loop()
         self._deadline = Deadline(self._loop, self._expired)
-        self._size_part = b""  # of a frame's size
+        self._rest = b""  # what came behind the frames that were taken, or a part of a size
         self._frame: bytearray | None = None  # is arriving
         self._filled = 0
         self._refused: tuple[int, bytes] | None = None  # a frame that waits for memory
@@ -69,7 +82,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._begun: deque[_Begun] = deque()
         self._unsent: deque[list[Part]] = deque()
         self._sending: asyncio.Task[None] | None = None
-        self._is_paused = self._is_full = self._is_ending = self._awaits_tokens = False
+        self._is_paused = self._is_full = self._is_ending = False
+        self._awaits_tokens = self._is_muted = False
+        self._unmute_timer: asyncio.TimerHandle | None = None
 
     # --- the connection -------------------------------------------------------------------------
 
@@ -95,6 +110,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def connection_lost(self, _: Exception | None) -> None:
         self._listener.remove_connection(self)
         self._deadline.stop()
+        if self._unmute_timer is not None:
+            self._unmute_timer.cancel()
         memory = self._context.memory
         memory.give_up(self)
         memory.release(sum(map(len, self._frames)) + (len(self._frame) if self._frame else 0))
@@ -134,7 +151,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         settings = self._context.settings
         if self._begun or self._unsent or self._refused:
             self._deadline.clear()
-        elif self._frame is not None or self._size_part:
+        elif self._frame is not None or self._rest:
             self._deadline.set(settings.request_idle_timeout_ms / 1000)
         else:
             self._deadline.set(settings.connections_max_idle_ms / 1000)
@@ -166,14 +183,13 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._proceed()
 
     def _split(self, data: memoryview) -> None:
-        """Take the frames in `data`, whole ones and the beginning of the last."""
-        if self._size_part:
-            data = memoryview(self._size_part + bytes(data))
-            self._size_part = b""
-        while data:
-            if len(data) < codec.SIZE_BYTES:
-                self._size_part = bytes(data)
-                return
+        """Take frames from `data`, whole ones and the beginning of the last, as many as may begin
+        at once.
+        """
+        if self._rest:
+            data = memoryview(self._rest + bytes(data))
+            self._rest = b""
+        while len(data) >= codec.SIZE_BYTES and len(self._frames) < _PIPELINE_MAX:
             size = int.from_bytes(data[: codec.SIZE_BYTES], "big", signed=True)
             limit = self._listener.frame_max_bytes(self.session)
             if not _FRAME_MIN_BYTES <= size <= limit:
@@ -186,6 +202,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 self._frames.append(bytearray(part))
             else:
                 self._begin_frame(size, bytes(part))
+        self._rest = bytes(data)
 
     def _begin_frame(self, size: int, part: bytes) -> None:
         self._refused = (size, part)
@@ -202,17 +219,14 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._watch()
 
     def _regulate(self) -> None:
-        """Read on, unless enough is waiting."""
+        """Read on, unless something waits already."""
         if self.transport.is_closing():
             return
-        pause = bool(self._frames or self._refused or self._is_full or not self._may_read())
+        is_full = self._is_full or self._is_muted
+        pause = bool(is_full or self._frames or self._refused)
         if pause is not self._is_paused:
             self._is_paused = pause
             (self.transport.pause_reading if pause else self.transport.resume_reading)()
-
-    def _may_read(self) -> bool:
-        """Whether the next request could begin, were it here."""
-        return not self._begun or (self._is_pipelined() and len(self._begun) < _PIPELINE_MAX)
 
     def _is_pipelined(self) -> bool:
         return all(begun.row is not None and begun.row.is_pipelined for begun in self._begun)
@@ -222,13 +236,18 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def _proceed(self) -> None:
         if self.transport.is_closing():
             return
-        while self._frames and not self.transport.is_closing() and self._may_begin():
+        while self._has_frame() and not self.transport.is_closing() and self._may_begin():
             if not self._context.access.is_current():
                 self._await_tokens()
                 break
             self._begin(self._frames.popleft())
         self._regulate()
         self._watch()
+
+    def _has_frame(self) -> bool:
+        if not self._frames and self._rest and self._frame is None and self._refused is None:
+            self._split(memoryview(b""))
+        return bool(self._frames)
 
     def _await_tokens(self) -> None:
         if not self._awaits_tokens:
@@ -240,14 +259,17 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._proceed()
 
     def _may_begin(self) -> bool:
-        if self._is_full or self._unsent or self._is_ending or not self._may_read():
+        if self._is_full or self._is_muted or self._unsent or self._is_ending:
             return False
         if not self._begun:
             return True
+        if len(self._begun) >= _PIPELINE_MAX or not self._is_pipelined():
+            return False
         row = self._listener.row_of(self._frames[0])
         return row is self._begun[0].row and all(begun.is_ordered for begun in self._begun)
 
     def _begin(self, frame: bytearray) -> None:
+        self._context.counts.received_bytes += codec.SIZE_BYTES + len(frame)
         try:
             head = codec.read_request_head(frame)
             row = self._listener.calls.get(head.api.name)
@@ -266,6 +288,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._refuse(str(error))
             return
         begun = _Begun(head, row, len(frame))
+        begun.throttle_ms = self._context.access.throttle_ms(self.session)
         self._begun.append(begun)
         try:
             answer = row.handle(Call(self._context, self.session, head), request)
@@ -316,14 +339,15 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._context.memory.release(begun.size_bytes)
         head = begun.head
         if isinstance(error, EndConnection):
-            log.warning("Kafka connection ended", api=head.api.name, reason=str(error))
-        else:
-            log.error(
-                "exception in a Kafka request",
+            log.warning(
+                "Kafka connection ended",
+                client=self.session.address,
+                client_id=head.client_id,
                 api=head.api.name,
-                version=head.version,
-                exc_info=error,
+                reason=str(error),
             )
+        else:
+            _log_exception(head, error)
         self.transport.abort()
 
     def _answered(self, begun: _Begun, answer: Answer) -> None:
@@ -331,13 +355,45 @@ class KafkaConnection(asyncio.BufferedProtocol):
         begun.answer, begun.is_done = answer, True
         while self._begun and self._begun[0].is_done:
             first = self._begun.popleft()
-            if first.answer is not None:
-                self._unsent.append(codec.response_frame(first.answer, first.head))
+            if not self._put_out(first):
+                return
         self._is_ending = self._is_ending or self.session.is_refused
         if self.transport.is_closing():
             self._drop_unsent()
         else:
             self._send()
+
+    def _put_out(self, begun: _Begun) -> bool:
+        """Whether the answer could be written."""
+        answer, head, counts = begun.answer, begun.head, self._context.counts
+        counts.answered(head.api.name, _ERRORS.get(getattr(answer, "error_code", 0), "other"))
+        if begun.throttle_ms:
+            counts.throttled_requests += 1
+            self._mute(begun.throttle_ms)
+        if answer is None:
+            return True
+        if begun.throttle_ms and hasattr(answer, "throttle_time_ms"):
+            answer.throttle_time_ms = begun.throttle_ms
+        try:
+            parts = codec.response_frame(answer, head)
+        except MessageError as error:
+            _log_exception(head, error)
+            self.transport.abort()
+            return False
+        counts.sent_bytes += codec.size_of_parts(parts)
+        self._unsent.append(parts)
+        return True
+
+    def _mute(self, throttle_ms: int) -> None:
+        """Read nothing more for so long: Kafka's quotas."""
+        self._is_muted = True
+        if self._unmute_timer is not None:
+            self._unmute_timer.cancel()
+        self._unmute_timer = self._loop.call_later(throttle_ms / 1000, self._unmute)
+
+    def _unmute(self) -> None:
+        self._is_muted, self._unmute_timer = False, None
+        self._proceed()
 
     # --- answers --------------------------------------------------------------------------------
 
@@ -401,6 +457,12 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self.transport.close()
 
 
+def _log_exception(head: RequestHead, error: BaseException) -> None:
+    log.error(
+        "exception in a Kafka request", api=head.api.name, version=head.version, exc_info=error
+    )
+
+
 def _address(name: object) -> tuple[str, int]:
     """Host and port; of a client that came over IPv4 to a socket of both, its IPv4 address."""
     if not isinstance(name, tuple):
@@ -428,8 +490,8 @@ def _in_memory(parts: list[Part]) -> bytearray | None:
         if isinstance(part, FileSlice):
             try:
                 data = pread_nowait(part.file.fd, part.size_bytes, part.position)
-            except WouldBlock:
-                return None
+            except (WouldBlock, OSError):
+                return None  # the sender waits for the disk, or reports what is wrong with it
             if len(data) < part.size_bytes:
                 return None  # a file that is too short: the sender ends the connection
             out += data

@@ -11,6 +11,7 @@ from tierlog.api.kafka.fetch_sessions import FetchSessions
 from tierlog.api.kafka.request_memory import RequestMemory
 from tierlog.api.kafka.settings import KafkaSettings
 from tierlog.api.serving.client_rates import ClientRates
+from tierlog.api.serving.kafka_counts import KafkaCounts
 from tierlog.api.serving.tokens import TokensFile
 from tierlog.api.serving.waiting_requests import WaitingRequests
 from tierlog.api.serving.workers import Workers
@@ -23,7 +24,7 @@ NODE_ID: Final = 0  # of a single broker
 
 
 class KafkaContext:
-    """`waiting`, `workers`, `tokens` and `rates` are those of the HTTP server."""
+    """`waiting`, `workers`, `tokens`, `rates` and `counts` are those of the HTTP server."""
 
     def __init__(
         self,
@@ -34,12 +35,14 @@ class KafkaContext:
         workers: Workers,
         tokens: TokensFile | None,
         rates: ClientRates | None,
+        counts: KafkaCounts,
     ) -> None:
         self.broker, self.settings = broker, settings
         self.waiting, self.workers = waiting, workers
         self.memory = RequestMemory(settings.queued_max_bytes)
         self.fetch_sessions = FetchSessions(settings.fetch_sessions_max, clock=monotonic_ms)
-        self.failed_authentications = 0
+        self.counts = counts
+        counts.request_memory_bytes = lambda: self.memory.held
         self.access = Access(settings, tokens=tokens, rates=rates, threads=workers.parsers)
 
     async def write(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -68,10 +68,12 @@ class KafkaListener:
     def add_connection(self, connection: KafkaConnection) -> bool:
         """Whether there is room for it."""
         self._connections.add(connection)
+        self.context.counts.connections = len(self._connections)
         return len(self._connections) <= self.context.settings.connections_max
 
     def remove_connection(self, connection: KafkaConnection) -> None:
         self._connections.discard(connection)
+        self.context.counts.connections = len(self._connections)
         if self._all_ended is not None and not self._connections:
             self._all_ended.set()
 

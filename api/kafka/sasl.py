@@ -126,7 +126,7 @@ class _Scram:
 async def _refused(call: Call, refusal: Refusal, reason: str) -> Refusal:
     """Answered late, so that guessing is slow, and the last answer of its connection."""
     session, context = call.session, call.context
-    context.failed_authentications += 1
+    context.counts.failed_authentications += 1
     log.warning(
         "Kafka client is not authenticated",
         client=session.address,

@@ -17,7 +17,8 @@ class KafkaSettings:
 
     advertised: tuple[str, int] | None = None
     request_max_bytes: int = 100 * MIB  # socket.request.max.bytes
-    first_request_max_bytes: int = 512 * KIB  # before a client has authenticated
+    # Before a client has authenticated: of all connections together it is far from the next one.
+    first_request_max_bytes: int = 16 * KIB
     queued_max_bytes: int = 512 * MIB  # queued.max.request.bytes: of all requests in progress
     expanded_max_bytes: int = 256 * MIB  # of a partition's records in a Produce, decompressed
     records_max: int = 1_000_000  # of a partition, in a Produce

@@ -36,6 +36,7 @@ from prometheus_client.registry import Collector
 
 from tierlog.api.http.metrics.table import BY_NAME, OTHER_TOPICS, PARTITIONS_MAX, TOPICS_MAX
 from tierlog.api.http.problems import INTERNAL, TABLE
+from tierlog.api.serving.kafka_counts import KafkaCounts
 from tierlog.broker.background.task_failures import TaskFailures
 from tierlog.broker.broker import Broker
 from tierlog.broker.partition import Partition
@@ -177,6 +178,28 @@ def histogram(name: str, values: Mapping[Labels, HistogramSnapshot]) -> Metric:
         shown = zip([*map(str, BOUNDS_S), "+Inf"], counts, strict=True)
         family.add_metric(labels, list(shown), total_s)
     return family
+
+
+class KafkaMetrics(Collector):
+    def __init__(self, counts: KafkaCounts) -> None:
+        self._counts = counts
+
+    def describe(self) -> Iterable[Family]:
+        """Nothing: the table has the names."""
+        return ()
+
+    def collect(self) -> Iterator[Family]:
+        counts = self._counts
+        yield counter("tierlog_kafka_requests_total", dict(counts.requests))
+        for name, value in (
+            ("tierlog_kafka_received_bytes_total", counts.received_bytes),
+            ("tierlog_kafka_sent_bytes_total", counts.sent_bytes),
+            ("tierlog_kafka_failed_authentications_total", counts.failed_authentications),
+            ("tierlog_kafka_throttled_requests_total", counts.throttled_requests),
+        ):
+            yield counter(name, {(): value})
+        yield gauge("tierlog_kafka_connections", {(): counts.connections})
+        yield gauge("tierlog_kafka_request_memory_bytes", {(): counts.request_memory_bytes()})
 
 
 class BrokerMetrics(Collector):

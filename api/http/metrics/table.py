@@ -66,6 +66,31 @@ METRICS: Final = (
         "gauge",
         "Bytes of pages at the end of a log, kept for other readers",
     ),
+    # --- the Kafka listener
+    Metric(
+        "tierlog_kafka_requests_total",
+        "counter",
+        "Requests of Kafka clients answered, by API and by the error of the answer as a whole",
+        ("api", "error"),
+    ),
+    Metric("tierlog_kafka_received_bytes_total", "counter", "Bytes of requests of Kafka clients"),
+    Metric("tierlog_kafka_sent_bytes_total", "counter", "Bytes of answers to Kafka clients"),
+    Metric("tierlog_kafka_connections", "gauge", "Open connections of Kafka clients"),
+    Metric(
+        "tierlog_kafka_request_memory_bytes",
+        "gauge",
+        "Bytes of requests of Kafka clients in progress held in memory",
+    ),
+    Metric(
+        "tierlog_kafka_failed_authentications_total",
+        "counter",
+        "Attempts of Kafka clients to authenticate that failed",
+    ),
+    Metric(
+        "tierlog_kafka_throttled_requests_total",
+        "counter",
+        "Requests of Kafka clients above http.client.requests.max, answered with a throttle time",
+    ),
     # --- records in and out
     Metric("tierlog_produced_records_total", "counter", "Records produced over HTTP"),
     Metric(
