@@ -22,9 +22,12 @@ from tierlog.api.http.calls import Call
 from tierlog.api.http.docs import openapi
 from tierlog.api.http.metrics.table import METRICS
 from tierlog.api.http.routes import CALLS
+from tierlog.api.kafka.handlers import all_calls
+from tierlog.api.kafka.refusals import NOT_SERVED, REFUSED
 from tierlog.cli.program import COMMANDS, load_command
 from tierlog.hot_tier.config_words import in_words
 from tierlog.hot_tier.log_config import KEYS, ConfigKey
+from tierlog.record_format.kafka_messages.apis import APIS
 from tierlog.setting_table import I64_MAX, TABLE, Kind, Setting
 from tierlog.settings import default_of
 
@@ -307,6 +310,44 @@ def _placeholder(one: Any) -> str:
     return repeated if one.required else f"[{repeated}]"
 
 
+def kafka_page() -> str:
+    calls = all_calls()
+    served = [
+        (str(one.key), one.name, _versions(one.advertised_min_version, one.max_version))
+        for one in APIS.values()
+        if one.name in calls
+    ]
+    head = (
+        "# Kafka's protocol\n\n" + NOTE + "\n"
+        "What a broker with [`--kafka-listen`](settings.md) answers: the versions are those of "
+        "Apache Kafka 4.3.1, as ApiVersions advertises them.\nThe broker is a cluster of one, "
+        "with the node id 0. What needs several brokers is answered as Kafka answers it with one.\n"
+        "With tokens, a client needs the scopes that the same call needs "
+        "[over HTTP](http.md); what it may not do is refused with "
+        "`TOPIC_AUTHORIZATION_FAILED`, `GROUP_AUTHORIZATION_FAILED` or "
+        "`CLUSTER_AUTHORIZATION_FAILED`.\n\n"
+    )
+    rows = [(*row, REFUSED.get(row[1], "")) for row in served]
+    refused = [
+        (str(one.key), one.name, NOT_SERVED[one.name])
+        for one in APIS.values()
+        if one.name not in calls
+    ]
+    return (
+        head
+        + _table(("key", "API", "versions", "refused, or different"), rows)
+        + "\n## Not served\n\nA client is told so by ApiVersions; a request all the same ends its "
+        "connection.\n\n"
+        + _table(("key", "API", "why"), refused)
+        + "\nNor are those that brokers and controllers send each other, and those of delegation "
+        "tokens, features, client metrics and streams groups.\n"
+    )
+
+
+def _versions(first: int, last: int) -> str:
+    return str(last) if first == last else f"{first} to {last}"
+
+
 PAGES = {
     "settings.md": settings_page,
     "topic-settings.md": topic_settings_page,
@@ -314,6 +355,7 @@ PAGES = {
     "http.md": http_page,
     "commands.md": commands_page,
     "problems.md": problems_page,
+    "kafka.md": kafka_page,
 }
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 from tierlog.api.http import problems
 from tierlog.api.http.metrics.table import METRICS
 from tierlog.api.http.routes import CALLS
+from tierlog.api.kafka.handlers import all_calls
+from tierlog.api.kafka.refusals import NOT_SERVED, REFUSED
+from tierlog.record_format.kafka_messages.apis import APIS
 
 ROOT = Path(__file__).parents[3]
 GENERATE = runpy.run_path(str(ROOT / "docs" / "generate.py"))
@@ -53,6 +56,17 @@ def test_every_problem_is_in_the_reference_with_its_members():
     assert "`limit_bytes`, `size_bytes`" in lines["header-too-large"]
     assert "| `file`, `position` |" in lines["corrupt-log"]
     assert lines["disk-full"].endswith("| yes |"), "sent with Retry-After"
+
+
+def test_every_api_of_kafka_is_in_the_reference_served_or_with_its_reason():
+    calls = all_calls()
+    assert {one.name for one in APIS.values()} == calls.keys() | NOT_SERVED.keys()
+    assert not calls.keys() & NOT_SERVED.keys(), "served, with a reason why it is not"
+    assert calls.keys() >= REFUSED.keys()
+    page = GENERATE["kafka_page"]()
+    for api in APIS.values():
+        assert f"| {api.key} | {api.name} |" in page
+    assert "| 0 | Produce | 0 to 13 |" in page
 
 
 def test_decisions_have_unique_numbers_and_are_all_in_the_index():
