@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from tierlog.api.kafka.calls import Answer, Call
@@ -82,10 +83,14 @@ class _ListOffsets:
 
     def __init__(self, call: Call, request: ListOffsetsRequest) -> None:
         self._call, self._committed = call, request.isolation_level == _READ_COMMITTED
+        named = (
+            (topic.name, it.partition_index) for topic in request.topics for it in topic.partitions
+        )
+        self._counts = Counter(named)
         self.look_ups: list[tuple[_Found, Partition, int]] = []
         self._topics = [
             ListOffsetsResponse.ListOffsetsTopicResponse(
-                name=topic.name, partitions=[self._found(topic.name, it) for it in topic.partitions]
+                name=topic.name, partitions=[self._found(topic.name, it) for it in _once(topic)]
             )
             for topic in request.topics
         ]
@@ -96,6 +101,8 @@ class _ListOffsets:
     def _found(self, topic: str, wanted: _Wanted) -> _Found:
         found = _Found(partition_index=wanted.partition_index)
         try:
+            if self._counts[topic, wanted.partition_index] > 1:
+                raise Refused(Code.INVALID_REQUEST)
             partition = topic_of(self._call, topic, DESCRIBING).partition(wanted.partition_index)
             partition.check_leadership()
             check_leader_epoch(partition, wanted.current_leader_epoch)
@@ -139,6 +146,11 @@ class _ListOffsets:
         if at is not None and at[0] < end:
             found.offset, found.timestamp = at
             self._set_epoch(found, partition.epoch_of(found.offset))
+
+
+def _once(topic: ListOffsetsRequest.ListOffsetsTopic) -> Iterable[_Wanted]:
+    """A partition that is named twice is refused once."""
+    return {wanted.partition_index: wanted for wanted in topic.partitions}.values()
 
 
 def _first_at(partition: Partition, timestamp: int) -> tuple[int, int] | None:

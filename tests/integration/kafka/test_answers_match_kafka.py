@@ -184,6 +184,9 @@ def by_time(side: Side) -> Iterator[tuple[str, Any]]:
     yield "empty", side.list_offsets(-1, -2, -3, 0, topic="odd")
     yield "no such topic", side.list_offsets(-1, topic="none")
     yield "a newer epoch", side.list_offsets(-1, epoch=40)
+    one = ListOffsetsRequest.ListOffsetsPartition(0, -1, -1)
+    twice = ListOffsetsRequest.ListOffsetsTopic("plain", [one, one])
+    yield "a partition twice", side.caller.ask(ListOffsetsRequest(-1, topics=[twice]), 11)
     yield "the epoch", side.list_offsets(-1, epoch=side.epoch)
 
 
