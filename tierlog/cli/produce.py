@@ -329,4 +329,5 @@ class _Summary:
             f"{number}: {one['base_offset']} to {one['last_offset']}"
             for number, one in sorted(self.partitions.items())
         )
-        return f"{self.topic}: {self.records} records{f' (partition {places})' if places else ''}"
+        counted = f"{self.topic}: {self.records} record{'s' * (self.records != 1)}"
+        return f"{counted}{f' (partition {places})' if places else ''}"

@@ -82,6 +82,7 @@ def test_axe_finds_nothing_on_any_page(
         browser.run(act)
         browser.until(condition)
         assert findings(browser) == []
+        assert browser.run("document.documentElement.scrollWidth") <= width
 
 
 def test_on_a_phone_the_strip_of_charts_is_scrolled_by_keyboard(
