@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shlex
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from operator import attrgetter
@@ -29,12 +29,14 @@ from tierlog.api.console.search import SearchQuery
 from tierlog.api.console.search_pages import DownloadQuery, Searches, record
 from tierlog.api.console.topic_samples import topic_series
 from tierlog.api.http.access.scopes import CONSOLE_NAMES
+from tierlog.api.http.admin.groups import group_state
 from tierlog.api.http.admin.topics import FromOffset
 from tierlog.api.http.calls import Call, Handler
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.problems import corruption_detail
 from tierlog.api.http.responses import Response, json_response
+from tierlog.api.http.schemas import GroupState
 from tierlog.api.http.settings import MAX_OFFSET
 from tierlog.api.http.static_pages import PackagedFiles
 from tierlog.api.serving.grants import Grant
@@ -42,7 +44,7 @@ from tierlog.broker.groups import Groups, OffsetState
 from tierlog.broker.partition import Partition
 from tierlog.broker.reports import StorageReport
 from tierlog.object_store.ledger import FREE, PriceTable
-from tierlog.record_format.errors import CorruptDataError, TierlogError
+from tierlog.record_format.errors import CorruptDataError, TierlogError, UnknownGroup
 
 _STATIC: Final = PackagedFiles("tierlog.api.console", "static", CONSOLE_NAMES, HEADERS)
 _FILES: Final = Call(
@@ -98,10 +100,15 @@ class SamplesQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class GroupLine(NamedTuple):
-    """`offsets`: in topics visible to the token, by falling lag."""
+    """`offsets`: in topics visible to the token, by falling lag. `readers`: the client id of the
+    member that reads a partition, by topic and partition.
+    """
 
     name: str
     offsets: list[OffsetState]
+    state: str
+    members: int
+    readers: dict[tuple[str, int], str]
 
     @property
     def lag(self) -> int:
@@ -243,13 +250,26 @@ async def groups(context: Context, exchange: Exchange) -> Response:
 
 def _group_lines(groups: Groups, grant: Grant, *, sort: str) -> list[GroupLine]:
     """At most GROUPS_SHOWN, plus one to indicate that there are more."""
-    lines = (
-        GroupLine(name, sorted(seen, key=lambda one: (-one.lag, one.topic, one.partition)))
-        for name, offsets in groups.all_groups()
-        if (seen := [one for one in offsets if grant.sees_topic(one.topic)])
-    )
+    lines = list(_lines(groups, grant))
     ordered = lines if sort == "name" else topic_pages.sorted_by(sort, lines, GROUP_KEYS)
     return list(islice(ordered, GROUPS_SHOWN + 1))
+
+
+def _lines(groups: Groups, grant: Grant) -> Iterator[GroupLine]:
+    for name in groups.names():
+        with contextlib.suppress(UnknownGroup):  # deleted meanwhile, or of others
+            yield _group_line(group_state(groups, grant, name))
+
+
+def _group_line(found: GroupState) -> GroupLine:
+    readers = {
+        (row.topic, partition): member.client_id
+        for member in found.members
+        for row in member.assignment
+        for partition in row.partitions
+    }
+    offsets = sorted(found.offsets, key=lambda one: (-one.lag, one.topic, one.partition))
+    return GroupLine(found.group, offsets, found.state, len(found.members), readers)
 
 
 async def store(context: Context, _: Exchange) -> Response:

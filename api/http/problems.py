@@ -197,6 +197,9 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     errors.UnknownTopicOrPartition: Kind(404, "unknown-partition", "No such partition"),
     errors.UnknownSegment: Kind(404, "unknown-segment", "No such segment"),
     errors.UnknownGroup: Kind(404, "unknown-group", "No such group"),
+    errors.GroupRefused: Kind(
+        409, "group-refused", "The group's coordinator refuses it", _take("reason")
+    ),
     errors.UnknownManifestVersion: Kind(
         404, "unknown-manifest-version", "No such manifest version"
     ),

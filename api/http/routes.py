@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Final
 
 from tierlog.api.http import schemas
-from tierlog.api.http.admin import groups, operations, pins, topics
+from tierlog.api.http.admin import group_members, groups, operations, pins, topics
 from tierlog.api.http.calls import Body, Call, OtherResponse
 from tierlog.api.http.docs import examples
 from tierlog.api.http.fetch import many
@@ -455,13 +455,51 @@ _GROUP_CALLS: Final = (
             )
         },
         status=204,
-        problems=(*NO_PARTITION, *REBUILDING_TO_WRITE),
+        problems=(*NO_PARTITION, "group-refused", *REBUILDING_TO_WRITE),
+    ),
+    _group_call(
+        method="POST",
+        path=_GROUP + "/members",
+        endpoint=group_members.join_group,
+        summary="Join a group, or join again",
+        description="Waits until all members have joined, and returns the partitions that this one "
+        "reads. A new member gives no `member_id`; it is dropped `session_timeout_ms` after its "
+        "last heartbeat, or if it does not join again within `rebalance_timeout_ms` of another's "
+        "coming or going. Kafka's consumers may be in the same group, with the assignor `range`.",
+        body={
+            JSON: Body(
+                schema=group_members.JoinRequest,
+                example={"topics": ["flights"], "session_timeout_ms": 10000},
+            )
+        },
+        response={JSON: Body(schema=schemas.Membership)},
+        problems=("group-refused", *REBUILDING_TO_WRITE),
+    ),
+    _group_call(
+        method="POST",
+        path=_GROUP + "/members/{member}/heartbeat",
+        endpoint=group_members.heartbeat,
+        summary="Stay in a group",
+        description="With the `reason` REBALANCE_IN_PROGRESS, commit what was read and join again "
+        "with the same `member_id`; with ILLEGAL_GENERATION join again; with UNKNOWN_MEMBER_ID "
+        "join without it.",
+        body={JSON: Body(schema=group_members.HeartbeatRequest, example={"generation": 1})},
+        status=204,
+        problems=("group-refused", *REBUILDING_TO_WRITE),
+    ),
+    _group_call(
+        method="DELETE",
+        path=_GROUP + "/members/{member}",
+        endpoint=group_members.leave_group,
+        summary="Leave a group",
+        status=204,
+        problems=("group-refused", *REBUILDING_TO_WRITE),
     ),
     _group_call(
         method="GET",
         path=_GROUP,
         endpoint=groups.get_group,
-        summary="A group's offsets and lag",
+        summary="A group's offsets, lag and members",
         response={JSON: Body(schema=schemas.GroupState)},
         problems=("unknown-group", *REBUILDING),
     ),
@@ -469,9 +507,9 @@ _GROUP_CALLS: Final = (
         method="DELETE",
         path=_GROUP,
         endpoint=groups.delete_group,
-        summary="Delete a group's offsets",
+        summary="Delete a group that nobody is in, with its offsets",
         status=204,
-        problems=("unknown-group", *REBUILDING_TO_WRITE),
+        problems=("unknown-group", "group-refused", *REBUILDING_TO_WRITE),
     ),
     _group_call(
         method="GET",

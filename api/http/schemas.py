@@ -158,9 +158,38 @@ class ProducerIdentity(msgspec.Struct):
     producer_epoch: int
 
 
+class AssignedTopic(msgspec.Struct):
+    topic: str
+    partitions: list[int]
+
+
+class Membership(msgspec.Struct):
+    """What a member of a group reads, in this generation."""
+
+    member_id: str
+    generation: int
+    assignment: list[AssignedTopic]
+
+
+class GroupMember(msgspec.Struct):
+    """`instance_id`: of a static member. `assignment`: what it reads of the visible topics."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    assignment: list[AssignedTopic]
+
+
 class GroupState(msgspec.Struct):
+    """`state` is Kafka's: Empty, PreparingRebalance, CompletingRebalance, Stable."""
+
     group: str
     offsets: list[OffsetState]
+    state: str
+    generation: int
+    protocol_type: str
+    members: list[GroupMember]
 
 
 class GroupSummary(msgspec.Struct):
@@ -170,6 +199,8 @@ class GroupSummary(msgspec.Struct):
     topics: list[str]
     partitions: int
     lag: int
+    state: str
+    members: int
 
 
 class GroupList(msgspec.Struct):

@@ -44,6 +44,7 @@ from tierlog.broker.group_coordinator.classic_group import (
     Synced,
     Write,
 )
+from tierlog.broker.group_coordinator.consumer_protocol import decode_subscription
 from tierlog.record_format.errors import (
     FencedError,
     GroupRefused,
@@ -53,7 +54,6 @@ from tierlog.record_format.errors import (
 )
 from tierlog.record_format.kafka_messages import codec
 from tierlog.record_format.kafka_messages.messages import (
-    ConsumerProtocolSubscription,
     GroupMetadataKey,
     GroupMetadataValue,
 )
@@ -376,8 +376,7 @@ def _subscribed_topics(group: ClassicGroup) -> frozenset[str] | None:
     found: set[str] = set()
     try:
         for member in group.members.values():
-            metadata = member.metadata(group.protocol_name)
-            found.update(codec.decode_versioned(ConsumerProtocolSubscription, metadata).topics)
+            found |= decode_subscription(member.metadata(group.protocol_name))
     except MessageError:
         return None
     return frozenset(found)

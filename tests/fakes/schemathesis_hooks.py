@@ -80,6 +80,8 @@ def _name_what_exists(case: Case) -> None:
     may be no records then, or none that it takes.
     """
     given = case.path_parameters
+    if case.path.endswith("/members"):
+        given["group"] = f"joined {next(_turns)}"  # in a group of others it would wait for them
     if "topic" in given and not _deletes_topic(case):
         altered = ALTERED if case.method == "PATCH" else TOPIC
         given["topic"] = TRIMMED if case.path.endswith("/trim") else altered

@@ -12,6 +12,7 @@ from tierlog.cli.output import Output, note, print_json
 if TYPE_CHECKING:
     from tierlog.client.client import Client
     from tierlog.client.group_calls import OffsetCommit
+    from tierlog.client.responses import GroupMember
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -32,21 +33,45 @@ OffsetArguments = Annotated[
 def list_groups(client: Client, output: OutputOption = Output.AUTO) -> None:
     """List the groups by name."""
     groups = client.groups()
-    rows = [(one.group, ", ".join(one.topics), one.partitions, one.lag) for one in groups]
-    output.table({"groups": groups}, ("group", "topics", "partitions", "lag"), rows)
+    columns = ("group", "state", "members", "topics", "partitions", "lag")
+    rows = [
+        (one.group, one.state, one.members, ", ".join(one.topics), one.partitions, one.lag)
+        for one in groups
+    ]
+    output.table({"groups": groups}, columns, rows)
 
 
 @app.command("describe")
 @client_command
-def describe(client: Client, group: Name, output: OutputOption = Output.AUTO) -> None:
+def describe(
+    client: Client,
+    group: Name,
+    members: Annotated[
+        bool, typer.Option("--members", help="Show who is in it, and what each reads.")
+    ] = False,
+    output: OutputOption = Output.AUTO,
+) -> None:
     """Show a group's committed offset and lag in each partition."""
     found = client.group(group)
+    if members:
+        title = f"{group}: {found.state}, generation {found.generation}"
+        output.table(found, _MEMBER_COLUMNS, list(map(_member_row, found.members)), title=title)
+        return
     columns = ("topic", "partition", "offset", "log end", "lag", "metadata")
     rows = [
         (one.topic, one.partition, one.offset, one.log_end_offset, one.lag, one.metadata)
         for one in found.offsets
     ]
     output.table(found, columns, rows, title=group)
+
+
+_MEMBER_COLUMNS = ("member", "instance", "client", "host", "partitions")
+
+
+def _member_row(member: GroupMember) -> tuple[str, ...]:
+    reads = [f"{row.topic}-{one}" for row in member.assignment for one in row.partitions]
+    of = (member.member_id, member.instance_id or "", member.client_id, member.client_host)
+    return (*of, ", ".join(reads))
 
 
 @app.command("set")

@@ -75,6 +75,7 @@ class Problem(msgspec.Struct, frozen=True):
     log_end_offset: int = -1
     limit_bytes: int = -1
     size_bytes: int = -1
+    reason: str = ""
     object_key: str = ""
     file: str = ""
     results: tuple[dict[str, object], ...] = ()
@@ -241,6 +242,10 @@ def _unauthorized(context: ErrorContext) -> TierlogError:
     )
 
 
+def _group_refused(context: ErrorContext) -> TierlogError:
+    return errors.GroupRefused(context.problem.reason, context.detail)
+
+
 def _offset_mismatch(context: ErrorContext) -> TierlogError:
     return errors.OffsetMismatch(
         expected_offset=context.subject.expected_offset,
@@ -270,6 +275,7 @@ _BY_CODE: Final[Mapping[str, ErrorFactory]] = {
     "unknown-partition": _unknown_partition,
     "unknown-segment": _plain(errors.UnknownSegment),
     "unknown-group": _plain(errors.UnknownGroup),
+    "group-refused": _group_refused,
     "unknown-manifest-version": _plain(errors.UnknownManifestVersion),
     "not-found": _plain(NotOfferedHere),
     "method-not-allowed": _plain(NotOfferedHere),

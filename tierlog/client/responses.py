@@ -235,9 +235,30 @@ class GroupOffset(msgspec.Struct, frozen=True, kw_only=True):
     metadata: str = ""
 
 
+class AssignedTopic(msgspec.Struct, frozen=True, kw_only=True):
+    topic: str
+    partitions: tuple[int, ...]
+
+
+class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
+    """`instance_id`: of a static member. `assignment`: what it reads."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    assignment: tuple[AssignedTopic, ...]
+
+
 class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """`state` is Kafka's, as Empty or Stable; empty from a broker that knows no members."""
+
     group: str
     offsets: tuple[GroupOffset, ...]
+    state: str = ""
+    generation: int = 0
+    protocol_type: str = ""
+    members: tuple[GroupMember, ...] = ()
 
 
 class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,6 +268,8 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
     topics: tuple[str, ...]
     partitions: int
     lag: int
+    state: str = ""
+    members: int = 0
 
 
 class Readiness(NamedTuple):

@@ -6,6 +6,7 @@ A token with a topic prefix sees, commits and deletes only offsets of topics wit
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Annotated
 
 import msgspec
@@ -15,10 +16,20 @@ from msgspec import Meta
 from tierlog.api.http import strict_json
 from tierlog.api.http.context import Context
 from tierlog.api.http.control_routes import JsonResponse, TheContext, TheGrant, body_as
-from tierlog.api.http.schemas import GroupList, GroupState, GroupSummary
+from tierlog.api.http.schemas import (
+    AssignedTopic,
+    GroupList,
+    GroupMember,
+    GroupState,
+    GroupSummary,
+)
 from tierlog.api.http.settings import MAX_OFFSET, MAX_PARTITION
 from tierlog.api.serving.grants import Grant
-from tierlog.broker.groups import NewOffset, OffsetState, check_group_name
+from tierlog.broker.group_coordinator.classic_group import Identity, State
+from tierlog.broker.group_coordinator.consumer_protocol import decode_assignment
+from tierlog.broker.group_coordinator.coordinator import GroupState as Described
+from tierlog.broker.group_coordinator.coordinator import MemberState
+from tierlog.broker.groups import Groups, NewOffset, OffsetState, check_group_name
 from tierlog.record_format.errors import UnknownGroup
 
 
@@ -31,7 +42,11 @@ class OffsetToCommit(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OffsetsToCommit(msgspec.Struct, forbid_unknown_fields=True):
+    """`member_id` and `generation`: of a member; others may commit while nobody is in the group."""
+
     offsets: Annotated[list[OffsetToCommit], Meta(min_length=1)]
+    member_id: Annotated[str, Meta(max_length=255)] = ""
+    generation: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1
 
 
 async def _checked(group: str) -> str:
@@ -57,16 +72,46 @@ async def commit_offsets(
         NewOffset(entry.topic, entry.partition, entry.offset, entry.metadata or "", entry.topic_id)
         for entry in body.offsets
     ]
-    await context.write(context.broker.groups.commit_offsets, group, offsets)
+    await context.write(
+        context.broker.groups.commit_offsets,
+        group,
+        offsets,
+        member=Identity(body.member_id, None),
+        generation=body.generation,
+    )
     return Response(status_code=204)
 
 
 async def get_group(context: TheContext, grant: TheGrant, group: GroupName) -> Response:
-    offsets = await context.read(context.broker.groups.group, group)
+    return JsonResponse(await context.read(group_state, context.broker.groups, grant, group))
+
+
+def group_state(groups: Groups, grant: Grant, name: str) -> GroupState:
+    """As far as the token may see it. Raises UnknownGroup."""
+    now = groups.coordinator.describe(name)
+    try:
+        offsets = groups.group(name)
+    except UnknownGroup:
+        if now is None or (grant.topics and not now.members):
+            raise
+        offsets = []
     visible = _visible(offsets, grant)
-    if offsets and not visible:
-        raise _unknown(group)
-    return JsonResponse(GroupState(group, visible))
+    members = [_member(one, grant) for one in now.members] if now is not None else []
+    if grant.topics and not visible and not any(one.assignment for one in members):
+        raise _unknown(name)
+    now = now or Described(name, State.EMPTY, 0)
+    return GroupState(name, visible, now.state, now.generation, now.protocol_type, members)
+
+
+def _member(member: MemberState, grant: Grant) -> GroupMember:
+    assigned = sorted(decode_assignment(member.assignment).items())
+    return GroupMember(
+        member.member_id,
+        member.instance_id,
+        member.client_id,
+        member.client_host,
+        [AssignedTopic(*one) for one in assigned if grant.sees_topic(one[0])],
+    )
 
 
 async def list_groups(context: TheContext, grant: TheGrant) -> Response:
@@ -75,13 +120,23 @@ async def list_groups(context: TheContext, grant: TheGrant) -> Response:
 
 def _summaries(context: Context, grant: Grant) -> GroupList:
     shown = []
-    for name, offsets in context.broker.groups.all_groups():
-        visible = _visible(offsets, grant)
-        if visible:
-            topics = sorted({one.topic for one in visible})
-            lag = sum(one.lag for one in visible)
-            shown.append(GroupSummary(name, topics, len(visible), lag))
+    groups = context.broker.groups
+    for name in groups.names():
+        with suppress(UnknownGroup):  # deleted meanwhile, or of others
+            shown.append(_summary(group_state(groups, grant, name)))
     return GroupList(shown)
+
+
+def _summary(state: GroupState) -> GroupSummary:
+    assigned = {row.topic for member in state.members for row in member.assignment}
+    return GroupSummary(
+        state.group,
+        sorted(assigned | {one.topic for one in state.offsets}),
+        len(state.offsets),
+        sum(one.lag for one in state.offsets),
+        state.state,
+        len(state.members),
+    )
 
 
 async def delete_group(context: TheContext, grant: TheGrant, group: GroupName) -> Response:

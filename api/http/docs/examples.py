@@ -37,6 +37,8 @@ _RECORD: Final = {
     "value": '{"carrier": "UA", "delay": 2}',
     "headers": [{"name": "source", "value": "tower"}],
 }
+_MEMBER_ID: Final = "http-7c0ff3a5-2f4c-4d0f-9a57-1b1fd4a9a1de"
+_ASSIGNMENT: Final = [{"topic": "flights", "partitions": [0, 1, 2]}]
 _GROUP_OFFSET: Final = {
     "topic": "flights",
     "partition": 0,
@@ -195,9 +197,34 @@ EXAMPLES: Final[Mapping[str, Any]] = {
             }
         ],
     },
-    "GroupState": {"group": "reports", "offsets": [_GROUP_OFFSET]},
+    "GroupState": {
+        "group": "reports",
+        "offsets": [_GROUP_OFFSET],
+        "state": "Stable",
+        "generation": 1,
+        "protocol_type": "consumer",
+        "members": [
+            {
+                "member_id": _MEMBER_ID,
+                "instance_id": None,
+                "client_id": "http",
+                "client_host": "http",
+                "assignment": _ASSIGNMENT,
+            }
+        ],
+    },
+    "Membership": {"member_id": _MEMBER_ID, "generation": 1, "assignment": _ASSIGNMENT},
     "GroupList": {
-        "groups": [{"group": "reports", "topics": ["flights"], "partitions": 3, "lag": 776}]
+        "groups": [
+            {
+                "group": "reports",
+                "topics": ["flights"],
+                "partitions": 3,
+                "lag": 776,
+                "state": "Stable",
+                "members": 1,
+            }
+        ]
     },
     "Alive": {"status": "alive"},
     "Ready": {

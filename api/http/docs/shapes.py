@@ -46,6 +46,7 @@ PATH_PARAMETERS: Final[Mapping[str, Json]] = {
     "topic": {"schema": {"type": "string", "pattern": f"^{_NAME}"}, "example": "flights"},
     "partition": {"schema": _PARTITION, "example": 0},
     "group": {"schema": {"type": "string", "minLength": 1, "maxLength": 255}, "example": "reports"},
+    "member": {"schema": {"type": "string", "minLength": 1}, "example": "http-1"},
     "pin": {"schema": _PIN_NAME, "example": "june"},
     "base_offset": {"schema": _OFFSET, "example": 0},
 }

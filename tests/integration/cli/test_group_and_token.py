@@ -21,7 +21,10 @@ def test_groups_are_set_shown_listed_and_deleted(tierlog):
     ]
     assert b"g-topic" in tierlog.ok("group", "describe", "my group", "--output", "text")
     listed = json.loads(tierlog.ok("group", "list"))["groups"]
-    assert {"group": "my group", "topics": ["g-topic"], "partitions": 2, "lag": 2} in listed
+    seen = {"topics": ["g-topic"], "partitions": 2, "lag": 2, "state": "Empty", "members": 0}
+    assert {"group": "my group", **seen} in listed
+    shown = tierlog.ok("group", "describe", "my group", "--members", "--output", "text")
+    assert b"my group: Empty, generation 0" in shown
     assert b"my group" in tierlog.ok("group", "list", "--output", "text")
     assert "--yes" in tierlog.fails(2, "group", "delete", "my group")
     tierlog.ok("group", "delete", "my group", "--yes")

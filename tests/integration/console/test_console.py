@@ -316,7 +316,13 @@ def test_groups_show_their_lag(browser: Chromium, console: Console, flights: str
     assert created.status_code == 204
     open_page(browser, console, "#/groups", heading="Groups")
     (committed,) = console.get("/v1/groups/a%3Cb%3Eb").json()["offsets"]
-    assert f"a<b>b lag {committed['lag']}" in browser.text()
+    assert f"a<b>b Empty, lag {committed['lag']}" in browser.text()
+    joined = console.post("/v1/groups/a%3Cb%3Eb/members", json={"topics": [flights]})
+    assert joined.status_code == 200
+    open_page(browser, console, "#/topics", heading="Topics")
+    open_page(browser, console, "#/groups", heading="Groups")
+    assert f"a<b>b Stable, 1 member, lag {committed['lag']}" in browser.text()
+    assert "\thttp\t" in browser.text()  # who reads the partition
 
 
 def test_throughput_is_drawn_over_time(browser: Chromium, console: Console, flights: str) -> None:

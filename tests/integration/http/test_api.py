@@ -154,7 +154,9 @@ def test_segments_smaller_than_a_batch_may_be_are_explained_where_they_are_set(a
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.method} {call.path}")
 def test_every_call_refuses_unknown_parameters_and_unacceptable_types(api: Api, call: Call) -> None:
     api.post("/v1/topics", json={"name": "door"})
-    path = call.path.format(topic="door", partition=0, base_offset=0, group="g", pin="p")
+    path = call.path.format(
+        topic="door", partition=0, base_offset=0, group="g", pin="p", member="m"
+    )
     refused = problem(api.request(call.method, f"{path}?x=1"), 400, "invalid-request")
     (error,) = refused["errors"]
     assert error["loc"] == "x"

@@ -1,7 +1,10 @@
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
+import httpx2
 import pytest
 
+from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, Api, problem, records_path
 
 
@@ -43,10 +46,13 @@ def test_offsets_are_committed_listed_with_lag_and_deleted(api: Api) -> None:
                 "metadata": "mine",
             },
         ],
+        "state": "Empty",
+        "generation": 0,
+        "protocol_type": "",
+        "members": [],
     }
-    assert {"group": "shown", "topics": [topic], "partitions": 2, "lag": 3} in (
-        api.get("/v1/groups").json()["groups"]
-    )
+    summary = {"topics": [topic], "partitions": 2, "lag": 3, "state": "Empty", "members": 0}
+    assert {"group": "shown", **summary} in api.get("/v1/groups").json()["groups"]
     assert api.delete(path("shown")).status_code == 204
     problem(api.get(path("shown")), 404, "unknown-group")
     problem(api.delete(path("shown")), 404, "unknown-group")
@@ -155,3 +161,72 @@ def test_offsets_are_committed_while_the_store_is_down(api: Api, store_down: Non
     topic = api.topic()
     assert commit(api, "down", row(topic, 0, 1)).status_code == 204
     assert api.get(path("down")).json()["offsets"][0]["offset"] == 1
+
+
+# --- members --------------------------------------------------------------------------------------
+
+
+def join(api: Api, group: str, topic: str, **fields: object):
+    return api.post(path(group) + "/members", json={"topics": [topic], **fields})
+
+
+def beat(api: Api, group: str, member: dict[str, object]):
+    url = f"{path(group)}/members/{member['member_id']}/heartbeat"
+    return api.post(url, json={"generation": member["generation"]})
+
+
+def partitions(member: dict[str, object]) -> list[int]:
+    return [number for row in member["assignment"] for number in row["partitions"]]
+
+
+def test_members_share_the_partitions_of_a_topic(api: Api) -> None:
+    topic = api.topic(partitions=3)
+    first = join(api, "shared", topic, client_id="one").json()
+    assert (first["generation"], partitions(first)) == (1, [0, 1, 2])
+    assert beat(api, "shared", first).status_code == 204
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(join, api, "shared", topic)
+        until(lambda: beat(api, "shared", first).status_code == 409)
+        refused = problem(beat(api, "shared", first), 409, "group-refused")
+        assert refused["reason"] == "REBALANCE_IN_PROGRESS"
+        first = join(api, "shared", topic, member_id=first["member_id"]).json()
+        second = waiting.result().json()
+    assert first["generation"] == second["generation"] == 2
+    assert sorted(partitions(first) + partitions(second)) == [0, 1, 2]
+    assert min(len(partitions(first)), len(partitions(second))) == 1
+    shown = api.get(path("shared")).json()
+    assert (shown["state"], shown["generation"], len(shown["members"])) == ("Stable", 2, 2)
+    assert {one["member_id"]: one["assignment"] for one in shown["members"]} == {
+        one["member_id"]: one["assignment"] for one in (first, second)
+    }
+    assert "one" in {one["client_id"] for one in shown["members"]}
+    gone = api.delete(f"{path('shared')}/members/{second['member_id']}")
+    assert gone.status_code == 204
+    problem(beat(api, "shared", second), 409, "group-refused")
+
+
+def test_while_a_group_has_members_they_alone_commit_and_it_is_not_deleted(api: Api) -> None:
+    topic = api.topic()
+    member = join(api, "busy", topic).json()
+    refused = problem(commit(api, "busy", row(topic, 0, 1)), 409, "group-refused")
+    assert refused["reason"] == "UNKNOWN_MEMBER_ID"
+    body = {"offsets": [row(topic, 0, 1)], "member_id": member["member_id"]}
+    old = api.put(path("busy") + "/offsets", json={**body, "generation": 0})
+    assert problem(old, 409, "group-refused")["reason"] == "ILLEGAL_GENERATION"
+    done = api.put(path("busy") + "/offsets", json={**body, "generation": 1})
+    assert done.status_code == 204
+    refused = problem(api.delete(path("busy")), 409, "group-refused")
+    assert refused["reason"] == "NON_EMPTY_GROUP"
+    api.delete(f"{path('busy')}/members/{member['member_id']}")
+    assert commit(api, "busy", row(topic, 0, 2)).status_code == 204
+    assert api.delete(path("busy")).status_code == 204
+
+
+def test_a_client_that_goes_away_while_it_joins_has_left(api: Api) -> None:
+    topic = api.topic()
+    first = join(api, "short", topic).json()
+    with pytest.raises(httpx2.TimeoutException):
+        api.post(path("short") + "/members", json={"topics": [topic]}, timeout=0.5)
+    until(lambda: len(api.get(path("short")).json()["members"]) == 1)
+    again = join(api, "short", topic, member_id=first["member_id"]).json()
+    assert partitions(again) == [0]

@@ -84,7 +84,9 @@ def test_every_call_is_in_the_table_of_scopes(secured: SecuredBroker) -> None:
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.method} {call.path}")
 def test_only_open_paths_respond_without_a_token(shared_secured: SecuredBroker, call) -> None:
-    path = call.path.format(topic="private", partition=0, base_offset=0, group="g", pin="p")
+    path = call.path.format(
+        topic="private", partition=0, base_offset=0, group="g", pin="p", member="m"
+    )
     for token in (None, "tierlog_guess"):
         response = shared_secured.call(call.method, path, token)
         if call.path in OPEN_PATHS:

@@ -1,0 +1,230 @@
+"""Membership in a group over HTTP: join, heartbeat, leave.
+
+* The members are those of Kafka's classic protocol, beside Kafka's consumers, with the assignor
+  `range`. A member that is elected leader has nothing to do: the broker assigns for it.
+* Joining waits for the others: one call is Kafka's JoinGroup and SyncGroup, repeated if another
+  rebalance begins meanwhile. A client that disconnects meanwhile, and was new, has left.
+* A refusal is 409 `group-refused`, with Kafka's name of the error as `reason`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+from fastapi import Response
+from msgspec import Meta
+
+from tierlog.api.http.admin.groups import GroupName
+from tierlog.api.http.context import Context
+from tierlog.api.http.control_routes import (
+    JsonResponse,
+    TheContext,
+    TheExchange,
+    TheGrant,
+    body_as,
+)
+from tierlog.api.http.schemas import AssignedTopic, Membership
+from tierlog.broker.group_coordinator.classic_group import (
+    NO_MEMBER,
+    GroupError,
+    Identity,
+    Join,
+    Joined,
+    Protocol,
+    Sync,
+    Synced,
+)
+from tierlog.broker.group_coordinator.consumer_protocol import (
+    RANGE,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+    range_assignment,
+)
+from tierlog.broker.group_coordinator.coordinator import CONSUMER
+from tierlog.record_format.errors import GroupRefused, ShuttingDown, UnknownTopic
+from tierlog.record_format.kafka_messages.source import MessageError
+
+T = TypeVar("T")
+TOPICS_MAX: Final = 1000
+_HTTP: Final = "http"  # the client id of who gives none
+
+
+class JoinRequest(msgspec.Struct, forbid_unknown_fields=True):
+    topics: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=249)]],
+        Meta(min_length=1, max_length=TOPICS_MAX),
+    ]
+    member_id: Annotated[str, Meta(max_length=255)] = NO_MEMBER
+    instance_id: Annotated[str, Meta(min_length=1, max_length=249)] | None = None
+    client_id: Annotated[str, Meta(min_length=1, max_length=100)] = _HTTP
+    session_timeout_ms: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 45_000
+    rebalance_timeout_ms: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 60_000
+
+
+class HeartbeatRequest(msgspec.Struct, forbid_unknown_fields=True):
+    generation: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+    instance_id: Annotated[str, Meta(min_length=1, max_length=249)] | None = None
+
+
+async def join_group(
+    context: TheContext,
+    grant: TheGrant,
+    exchange: TheExchange,
+    group: GroupName,
+    body: Annotated[JoinRequest, body_as(JoinRequest)],
+) -> Response:
+    for topic in body.topics:
+        grant.check_topic(topic)
+    settings = context.broker.settings
+    shortest, longest = settings.group_min_session_timeout_ms, settings.group_max_session_timeout_ms
+    if not shortest <= body.session_timeout_ms <= longest:
+        detail = f"session_timeout_ms: {shortest} to {longest}, not {body.session_timeout_ms}"
+        raise GroupRefused(GroupError.INVALID_SESSION_TIMEOUT, detail)
+    await _until_ready(context)
+    joining = _Joining(context, group, body)
+    work = asyncio.ensure_future(joining.run())
+    gone = asyncio.ensure_future(exchange.wait_for_disconnect())
+    try:
+        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            joining.give_up()
+        return JsonResponse(await work)
+    finally:
+        for task in (work, gone):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+async def heartbeat(
+    context: TheContext,
+    group: GroupName,
+    member: str,
+    body: Annotated[HeartbeatRequest, body_as(HeartbeatRequest)],
+) -> Response:
+    await _until_ready(context)
+    who = Identity(member, body.instance_id)
+    _check(group, context.broker.groups.coordinator.heartbeat(group, who, body.generation))
+    return Response(status_code=204)
+
+
+async def leave_group(context: TheContext, group: GroupName, member: str) -> Response:
+    await _until_ready(context)
+    (error,) = context.broker.groups.coordinator.leave(group, [Identity(member, None)])
+    _check(group, error)
+    return Response(status_code=204)
+
+
+async def _until_ready(context: Context) -> None:
+    if not context.broker.groups.is_ready:
+        await context.write(context.broker.groups.prepare)
+
+
+def _check(group: str, error: GroupError) -> None:
+    if error is not GroupError.NONE:
+        raise GroupRefused(error, f"group {group!r}: {error}")
+
+
+class _Joining:
+    """One call of a member that joins, until it has its partitions."""
+
+    def __init__(self, context: Context, group: str, body: JoinRequest) -> None:
+        self._context, self._group, self._body = context, group, body
+        self._coordinator = context.broker.groups.coordinator
+        self._member_id = body.member_id
+        self._new_id = f"{body.instance_id or body.client_id}-{uuid.uuid4()}"
+
+    def give_up(self) -> None:
+        """Leave, if the client cannot know its id, nor join again as an instance."""
+        if self._body.member_id == NO_MEMBER and self._body.instance_id is None:
+            self._coordinator.leave(self._group, [Identity(self._new_id, None)])
+
+    async def run(self) -> Membership:
+        while True:
+            joined = await self._answer(self._join)
+            _check(self._group, joined.error)
+            self._member_id = joined.member_id
+            synced = await self._answer(partial(self._sync, joined))
+            if synced.error is GroupError.REBALANCE_IN_PROGRESS:
+                continue
+            _check(self._group, synced.error)
+            assigned = sorted(decode_assignment(synced.assignment).items())
+            rows = [AssignedTopic(topic, sorted(partitions)) for topic, partitions in assigned]
+            return Membership(self._member_id, joined.generation, rows)
+
+    def _join(self, reply: Callable[[Joined], None]) -> None:
+        body = self._body
+        join = Join(
+            self._member_id,
+            body.instance_id,
+            body.client_id,
+            _HTTP,
+            CONSUMER,
+            (Protocol(RANGE, encode_subscription(body.topics)),),
+            body.session_timeout_ms,
+            body.rebalance_timeout_ms,
+            self._new_id,
+            requires_id=False,
+        )
+        self._coordinator.join(self._group, join, reply)
+
+    def _sync(self, joined: Joined, reply: Callable[[Synced], None]) -> None:
+        assigns = joined.leader == joined.member_id and not joined.skip_assignment
+        sync = Sync(
+            joined.member_id,
+            self._body.instance_id,
+            joined.generation,
+            CONSUMER,
+            joined.protocol_name,
+            self._assign(joined) if assigns else {},
+        )
+        self._coordinator.sync(self._group, sync, reply)
+
+    def _assign(self, joined: Joined) -> dict[str, bytes]:
+        """For all members. One whose subscription cannot be read gets nothing."""
+        wanted: dict[str, frozenset[str]] = {}
+        for one in sorted(joined.members, key=lambda it: it.instance_id or it.member_id):
+            wanted[one.member_id] = frozenset()
+            with suppress(MessageError):
+                wanted[one.member_id] = decode_subscription(one.metadata)
+        given = range_assignment(wanted, self._partitions)
+        return {member: encode_assignment(it) for member, it in given.items()}
+
+    def _partitions(self, topic: str) -> list[int]:
+        try:
+            return self._context.broker.topic(topic).numbers
+        except UnknownTopic:
+            return []
+
+    async def _answer(self, begin: Callable[[Callable[[T], None]], None]) -> T:
+        """What the coordinator answers. Raises ShuttingDown."""
+        loop, waiting = asyncio.get_running_loop(), self._context.waiting
+        future: asyncio.Future[T] = loop.create_future()
+
+        def complete(body: T) -> None:
+            if not future.done():
+                future.set_result(body)
+
+        def reply(body: T) -> None:
+            with suppress(RuntimeError):  # the loop is closed: the server has stopped
+                loop.call_soon_threadsafe(complete, body)
+
+        def stop() -> None:
+            if not future.done():
+                future.set_exception(ShuttingDown("the broker is shutting down"))
+
+        waiting.add_cancel(stop)
+        try:
+            if not future.done():
+                begin(reply)
+            return await future
+        finally:
+            waiting.discard_cancel(stop)
