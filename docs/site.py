@@ -37,6 +37,7 @@ SECTIONS = {
         "docs/guides/python-client.md",
         "docs/guides/read-with-python.md",
         "docs/spark.md",
+        "docs/guides/kafka-clients.md",
         "docs/guides/coming-from-kafka.md",
         "docs/guides/from-kafka-source.md",
     ],
