@@ -23,7 +23,7 @@ from tierlog.host.page_cache import pread_nowait
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier.indexes import IndexCache
 
-KEPT_OPEN_MAX = 64
+KEPT_OPEN_MAX = 256  # of busy partitions: others are opened in a thread
 SECTOR_BYTES: Final = 4096  # of a disk, or the page cache's page that covers it
 Pread = Callable[[int, int, int], bytes]  # (fd, size, position)
 

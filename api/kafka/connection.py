@@ -118,8 +118,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._frames.clear()
         self._frame = self._refused = None
         for begun in self._begun:
-            if begun.awaited is not None:
-                begun.awaited.cancel()
+            self._abandon(begun)
         self.sender.close()
         self._drop_unsent()
         for call in self.session.on_close:
@@ -319,6 +318,12 @@ class KafkaConnection(asyncio.BufferedProtocol):
         begun.awaited = awaited
         awaited.add_done_callback(partial(self._awaited, begun))
 
+    def _abandon(self, begun: _Begun) -> None:
+        """The client is gone. What is pipelined ends by itself: its frame is in use until then."""
+        is_pipelined = begun.row is not None and begun.row.is_pipelined
+        if begun.awaited is not None and not is_pipelined:
+            begun.awaited.cancel()
+
     def _awaited(self, begun: _Begun, future: asyncio.Future[Any]) -> None:
         begun.awaited = None
         if future.cancelled():
@@ -329,7 +334,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         elif isinstance(answer := future.result(), asyncio.Future):
             self._await(begun, answer)
             if self.transport.is_closing():
-                answer.cancel()
+                self._abandon(begun)
             self._proceed()
         else:
             self._answered(begun, answer)

@@ -1,6 +1,8 @@
 """What a comparison with Kafka's answers cannot show: order, threads, no answer, two doors."""
 
+import gc
 import random
+import threading
 import zlib
 
 import pytest
@@ -10,10 +12,16 @@ from tests.fakes.kafka_requests import batch_of, partitions_of, produce_request,
 from tests.fakes.served_broker import Served
 from tests.fakes.waiting import until
 from tierlog.api.kafka import produce
+from tierlog.api.kafka.context import KafkaContext
 from tierlog.api.kafka.error_codes import Code
 from tierlog.client.client import Client
+from tierlog.hot_tier.log_writer import LogWriter
 from tierlog.record_format import codecs
-from tierlog.record_format.kafka_messages.messages import InitProducerIdRequest, ProduceRequest
+from tierlog.record_format.kafka_messages.messages import (
+    InitProducerIdRequest,
+    MetadataRequest,
+    ProduceRequest,
+)
 
 VERSION = 9
 IN_ANY_THREAD = pytest.mark.parametrize("size_bytes", [100, 200_000, 3_000_000])
@@ -170,3 +178,28 @@ def test_a_topic_is_named_by_its_id(served: Served, caller: KafkaCaller) -> None
         answer = caller.ask(ProduceRequest(None, -1, 30_000, [named]), 13)
         assert answer.responses[0].topic_id == wanted
         assert partitions_of(answer)[0].error_code == code
+
+
+def test_a_frame_counts_until_it_is_written_also_without_its_client(
+    served: Served, caller: KafkaCaller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or clients that come and go would fill the memory while a disk hangs."""
+    served.broker.create_topic("a")
+    gate, flush = threading.Event(), LogWriter.flush
+
+    def slow_flush(writer: LogWriter) -> int:
+        assert gate.wait(30)
+        return flush(writer)
+
+    monkeypatch.setattr(LogWriter, "flush", slow_flush)
+    contexts = [one for one in gc.get_objects() if type(one) is KafkaContext]
+    context = next(one for one in contexts if one.broker is served.broker)
+    caller.send(produce_request(("a", 0, batch_of(bytes(200_000)))), VERSION)
+    until(lambda: served.broker.partition("a", 0).log.log_end_offset == 1)
+    caller.close()
+    other = KafkaCaller(served.kafka_port)
+    other.ask(MetadataRequest(topics=None), 9)  # the end of the first was seen before it
+    assert context.memory.held >= 200_000
+    gate.set()
+    until(lambda: context.memory.held == 0)
+    other.close()
