@@ -8,10 +8,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from functools import partial
 from typing import Final
 from weakref import WeakSet
@@ -47,7 +46,6 @@ from tierlog.record_format.errors import InvalidRequest, Throttled, TierlogError
 
 _STREAM: Final[HeaderList] = [(b"content-type", NDJSON.encode()), NO_STORE, *HEADERS]
 PROGRESS_S: Final = 0.1  # so often a page is told how far its search is
-TURN_S: Final = 0.0005
 _BEFORE: Final = 60  # bytes that are shown before what was found
 _ENCODER: Final = msgspec.json.Encoder()
 
@@ -83,7 +81,6 @@ class Searches:
 
     def __init__(self) -> None:
         self._runs: WeakSet[SearchRun] = WeakSet()
-        self._looking, self._usual_turn_s = 0, sys.getswitchinterval()
 
     async def form(self, context: Context, exchange: Exchange) -> Response:
         query = exchange.query(SearchQuery)
@@ -140,25 +137,11 @@ class Searches:
         self._runs.add(run)
         return run
 
-    @contextmanager
-    def _short_turns(self) -> Iterator[None]:
-        """Have threads hand the interpreter over more often while a search is looking: whoever
-        answers a produce waits for it six times.
-        """
-        self._looking += 1
-        sys.setswitchinterval(TURN_S)
-        try:
-            yield
-        finally:
-            self._looking -= 1
-            if not self._looking:
-                sys.setswitchinterval(self._usual_turn_s)
-
     async def _lines(
         self, context: Context, exchange: Exchange, run: SearchRun, text: bytes
     ) -> AsyncGenerator[bytes, None]:
         said_s = 0.0
-        with self._short_turns(), LongPoll(context.waiting, exchange, wait_ms=0) as poll:
+        with LongPoll(context.waiting, exchange, wait_ms=0) as poll:
             poll.listen()
             async with aclosing(run.pieces()) as pieces:
                 async for piece in pieces:
@@ -173,14 +156,11 @@ class Searches:
     async def _file(
         self, context: Context, exchange: Exchange, run: SearchRun, file: RecordFile
     ) -> AsyncGenerator[bytes, None]:
-        with self._short_turns():
-            async with aclosing(run.pieces()) as pieces:
-                async for piece in pieces:
-                    if piece.batches:
-                        yield await context.run_in(
-                            context.workers.searchers, partial(file.add, piece)
-                        )
-                        await context.access.recheck(exchange)
+        async with aclosing(run.pieces()) as pieces:
+            async for piece in pieces:
+                if piece.batches:
+                    yield await context.run_in(context.workers.searchers, partial(file.add, piece))
+                    await context.access.recheck(exchange)
         if run.progress.end in ("bytes", "time"):
             raise Throttled("a download ended with its budget: take a smaller range")
         yield await context.run_in(context.workers.searchers, file.end)

@@ -367,7 +367,7 @@ def test_errors_are_one_line(tierlog, tmp_path):
         "produce", "short", "--format", "ndjson", "--batch-records", "1", stdin=HALF
     )
     assert result.returncode == 1
-    assert "before that: short: 1 records (partition 0: 0 to 0)" in result.stderr.decode()
+    assert "before that: short: 1 record (partition 0: 0 to 0)" in result.stderr.decode()
     tierlog.ok("storage", "trim", "short", "-p", "0", "--before", "1")
     assert "above the high watermark" in tierlog.fails(1, "consume", "short", "--offset", "7")
 
@@ -520,7 +520,7 @@ def test_produce_says_that_it_reads_from_the_terminal(tierlog):
     code, shown = tierlog.answer_prompt("one\n\x04", "produce", "typed")
     assert code == 0
     assert "Ctrl-D ends the input" in shown
-    assert "typed: 1 records" in shown
+    assert "typed: 1 record" in shown
 
 
 def test_unencodable_characters_are_escaped(tierlog):
