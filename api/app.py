@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -18,7 +18,7 @@ from tierlog.api.http.routes import CALLS
 from tierlog.api.http.server import Beside
 from tierlog.api.http.settings import HttpSettings
 from tierlog.api.http.static_pages import DOCS_CALLS, document_call
-from tierlog.api.kafka.settings import KafkaSettings
+from tierlog.api.kafka.settings import BrokerConfig, KafkaSettings
 from tierlog.broker.broker import Broker
 
 DESCRIPTION = (
@@ -65,8 +65,16 @@ def create_app(broker: Broker, settings: HttpSettings) -> TierlogApp:
     return app
 
 
-def kafka_listener(app: TierlogApp, settings: KafkaSettings, sock: socket.socket) -> Beside:
-    """The listener for Kafka clients, on a bound socket, to be served beside the application."""
+def kafka_listener(
+    app: TierlogApp,
+    settings: KafkaSettings,
+    sock: socket.socket,
+    *,
+    configs: Sequence[BrokerConfig],
+) -> Beside:
+    """The listener for Kafka clients, on a bound socket, to be served beside the application.
+    `configs`: the broker's settings, to be shown.
+    """
     # Imported here: a broker without Kafka clients pays neither time nor memory for them.
     from tierlog.api.kafka.context import KafkaContext
     from tierlog.api.kafka.handlers import all_calls
@@ -81,5 +89,6 @@ def kafka_listener(app: TierlogApp, settings: KafkaSettings, sock: socket.socket
         tokens=http.access.tokens,
         rates=http.access.rates,
         counts=http.kafka_counts,
+        broker_configs=configs,
     )
     return KafkaListener(context, all_calls(), sock)

@@ -19,7 +19,7 @@ from typing import Any, Final
 import structlog
 
 from tierlog.api.http.settings import HttpSettings
-from tierlog.api.kafka.settings import KafkaSettings
+from tierlog.api.kafka.settings import BrokerConfig, KafkaSettings
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.loopback import is_loopback
 from tierlog.hot_tier.log_config import KEYS_BY_NAME
@@ -233,6 +233,41 @@ def parse_listen(
             f"{name} must be HOST:PORT, as in 127.0.0.1:{default_port}, not {listen!r}"
         )
     return match[1] or match[2] or "127.0.0.1", port
+
+
+def described(settings: Settings) -> list[BrokerConfig]:
+    """Every setting, by its name."""
+    parts: dict[Part, object] = {
+        Part.SERVE: settings,
+        Part.BROKER: settings.broker,
+        Part.HTTP: settings.http,
+        Part.STORE: settings.s3,
+        Part.PRICE: settings.broker.prices,
+        Part.KAFKA: settings.kafka,
+    }
+    elsewhere: dict[str, object] = {
+        "listen": _joined((settings.host, settings.port)),
+        "store": settings.store_url,
+        "tokens.file": settings.http.tokens_file,
+        "kafka.listen": _joined(settings.kafka_listen),
+        "kafka.advertised": _joined(settings.kafka.advertised),
+    }
+    return [
+        BrokerConfig(
+            one.name,
+            elsewhere[one.name] if one.name in elsewhere else getattr(parts[one.part], one.field),
+            default_of(one),
+            one.doc,
+        )
+        for one in TABLE
+    ]
+
+
+def _joined(address: tuple[str, int] | None) -> str | None:
+    if address is None:
+        return None
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def default_of(setting: Setting) -> object:

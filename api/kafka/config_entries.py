@@ -5,13 +5,11 @@ A broker's entries are its settings, which only a restart changes.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from tierlog.api.kafka.settings import KafkaSettings
-from tierlog.broker.settings import BrokerSettings
+from tierlog.api.kafka.settings import BrokerConfig
 from tierlog.hot_tier.log_config import KEYS, KEYS_BY_NAME, LogConfig
 from tierlog.record_format.topic_rules import ConfigValue
 
@@ -79,24 +77,18 @@ def changed_value(config: LogConfig, name: str) -> ConfigValue:
     return value
 
 
-def broker_entries(broker: BrokerSettings, kafka: KafkaSettings) -> Iterator[Entry]:
-    """The settings of this broker, by the names of its settings file."""
-    for settings in (broker, kafka):
-        defaults = {one.name: one.default for one in dataclasses.fields(settings)}
-        for field in dataclasses.fields(settings):
-            value = getattr(settings, field.name)
-            if isinstance(value, (bool, int, float, str)):
-                default = defaults[field.name]
-                is_set = value != default
-                yield Entry(
-                    name=field.name.replace("_", "."),
-                    value=text_of(value),
-                    source=Source.STATIC_BROKER if is_set else Source.DEFAULT,
-                    type=_type_of(value),
-                    default=None if default in (None, dataclasses.MISSING) else text_of(default),
-                    doc="",
-                    read_only=True,
-                )
+def broker_entries(configs: Iterable[BrokerConfig]) -> Iterator[Entry]:
+    for one in configs:
+        is_default = one.value == one.default
+        yield Entry(
+            name=one.name,
+            value=None if one.value is None else text_of(one.value),
+            source=Source.DEFAULT if is_default else Source.STATIC_BROKER,
+            type=_type_of(one.value),
+            default=None if one.default is None else text_of(one.default),
+            doc=one.doc,
+            read_only=True,
+        )
 
 
 def _type_of(value: object) -> Type:

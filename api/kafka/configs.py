@@ -112,7 +112,7 @@ def _entries(call: Call, kind: int, name: str) -> Iterable[Entry]:
         if not name:  # the defaults of all brokers, of which none is set here
             return ()
         _check_broker(name)
-        return broker_entries(call.context.broker.settings, call.context.settings)
+        return broker_entries(call.context.broker_configs)
     raise _unsupported(kind)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, ParamSpec, TypeVar
 
 from tierlog.api.kafka.access import Access
 from tierlog.api.kafka.fetch_sessions import FetchSessions
 from tierlog.api.kafka.request_memory import RequestMemory
-from tierlog.api.kafka.settings import KafkaSettings
+from tierlog.api.kafka.settings import BrokerConfig, KafkaSettings
 from tierlog.api.serving.client_rates import ClientRates
 from tierlog.api.serving.kafka_counts import KafkaCounts
 from tierlog.api.serving.tokens import TokensFile
@@ -36,8 +36,10 @@ class KafkaContext:
         tokens: TokensFile | None,
         rates: ClientRates | None,
         counts: KafkaCounts,
+        broker_configs: Sequence[BrokerConfig],
     ) -> None:
         self.broker, self.settings = broker, settings
+        self.broker_configs = broker_configs
         self.waiting, self.workers = waiting, workers
         self.memory = RequestMemory(settings.queued_max_bytes)
         self.fetch_sessions = FetchSessions(settings.fetch_sessions_max, clock=monotonic_ms)

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
+
+
+class BrokerConfig(NamedTuple):
+    """One of all the broker's settings, as DescribeConfigs shows it."""
+
+    name: str
+    value: object
+    default: object
+    doc: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

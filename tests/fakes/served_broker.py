@@ -14,7 +14,9 @@ from tierlog.api.kafka.settings import KafkaSettings
 from tierlog.api.serving.listening import bind
 from tierlog.broker.broker import Broker
 from tierlog.broker.settings import BrokerSettings
+from tierlog.object_store.s3_connection import S3Options
 from tierlog.object_store.store import ObjectStore
+from tierlog.settings import Settings, described
 
 
 class RunningServer(NamedTuple):
@@ -48,7 +50,12 @@ def served_broker(
     try:
         app = create_app(broker, http or HttpSettings())
         sock = bind("127.0.0.1", 0) if kafka is not None else None
-        beside = kafka_listener(app, kafka, sock) if kafka is not None and sock else None
+        beside = None
+        if kafka is not None and sock is not None:
+            whole = Settings(
+                broker=broker.settings, http=app.context.settings, s3=S3Options(), kafka=kafka
+            )
+            beside = kafka_listener(app, kafka, sock, configs=described(whole))
         with _running(app, loop=loop, tls=tls, beside=beside) as server:
             yield Served(broker, server, app, sock.getsockname()[1] if sock else 0)
     finally:

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import gc
 import os
@@ -42,7 +43,7 @@ from tierlog.object_store.ledger import StoreRequest
 from tierlog.object_store.open import open_store
 from tierlog.record_format import native
 from tierlog.record_format.errors import ConfigurationError
-from tierlog.settings import Settings
+from tierlog.settings import Settings, described
 
 log = structlog.get_logger(__name__)
 
@@ -85,7 +86,9 @@ def run_broker(
                     app.on_finished = _log_request
                 kafka = None
                 if kafka_sock is not None:
-                    kafka = kafka_listener(app, settings.kafka, kafka_sock)
+                    resolved = dataclasses.replace(settings, broker=broker.settings)
+                    configs = described(resolved)
+                    kafka = kafka_listener(app, settings.kafka, kafka_sock, configs=configs)
                 serve(app, sock=sock, tls=tls, beside=kafka, on_started=on_started)
             finally:
                 broker.close()

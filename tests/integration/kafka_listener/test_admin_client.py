@@ -21,6 +21,7 @@ from tierlog.api.kafka.settings import KafkaSettings
 from tierlog.api.serving.grants import Scope
 from tierlog.api.serving.tokens import create_token
 from tierlog.hot_tier.log_config import KEYS
+from tierlog.setting_table import TABLE
 
 PLACE = TopicPartition("flights", 0)
 
@@ -89,6 +90,17 @@ def test_what_is_listed_of_a_configuration_is_taken_back(
     assert configs_of(admin)["cleanup.policy"]["value"] == "delete,compact"
     admin.alter_configs([resource(reset)])
     assert configs_of(admin)["cleanup.policy"]["value"] == "delete"
+
+
+def test_a_broker_lists_every_setting_and_changes_none(admin: KafkaAdminClient) -> None:
+    broker = ConfigResource(ConfigResourceType.BROKER, "0", None)
+    found = admin.describe_configs([broker], config_filter="all")["broker"]["0"]
+    assert set(found) == {one.name for one in TABLE}
+    assert found["num.partitions"]["value"] == "1"
+    assert all(one["read_only"] for one in found.values())
+    broker.configs = {"num.partitions": "2"}
+    answer = admin.alter_configs([broker], raise_on_unknown=False)
+    assert "InvalidRequestError" in answer["broker"]["0"]
 
 
 def test_records_are_deleted(served: Served, admin: KafkaAdminClient) -> None:

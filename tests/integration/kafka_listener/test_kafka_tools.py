@@ -54,7 +54,12 @@ CALLS = (
     Tool(CONFIGS, f"--alter {FLIGHTS} --delete-config flush.ms", ("Completed",)),
     Tool(CONFIGS, f"--describe --all {FLIGHTS}", (r"flush\.ms=100 ",)),
     Tool(
-        CONFIGS, "--describe --all --entity-type brokers --entity-name 0", (r"num\.partitions=1 ",)
+        CONFIGS,
+        "--describe --all --entity-type brokers --entity-name 0",
+        (
+            r"auto\.create\.topics\.enable=true .*\{DEFAULT_CONFIG:",
+            r"STATIC_BROKER_CONFIG:data\.dir=/",
+        ),
     ),
     Tool(CONFIGS, "--describe --entity-type users"),
     Tool(CONFIGS, "--describe --entity-type clients"),
