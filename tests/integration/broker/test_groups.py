@@ -1,12 +1,16 @@
+import dataclasses
 import shutil
 import threading
 from contextlib import nullcontext, suppress
+from queue import Queue
 
 import pytest
 
 from tests.fakes.broker_harness import BrokerHarness
+from tests.fakes.waiting import until
 from tierlog.broker.checkpoints import TRUNCATIONS, Truncations
 from tierlog.broker.data_folder import format_topic_id_partition
+from tierlog.broker.group_coordinator.classic_group import Identity, Join, Protocol, Sync
 from tierlog.broker.groups import Groups, NewOffset, OffsetState
 from tierlog.broker.offset_log import GroupView
 from tierlog.broker.partition import Partition
@@ -25,6 +29,7 @@ from tierlog.record_format.consumer_offsets import (
 )
 from tierlog.record_format.errors import (
     FencedError,
+    GroupRefused,
     InvalidPartitionCount,
     InvalidRequest,
     StoreUnavailable,
@@ -364,6 +369,70 @@ def test_a_restore_recovers_groups_and_their_lag_excludes_the_gap(harness, topic
     commit(harness, "g", t0=1_000_011)
     harness.restart()
     assert harness.broker.groups.group("g")[0].lag == 2
+
+
+def stable_group(harness, name):
+    """With one static member, which has an assignment."""
+    harness.broker.groups.prepare()
+    coordinator, answers = harness.broker.groups.coordinator, Queue()
+    protocols = (Protocol("range", b"all"),)
+    join = Join("", "i", "c", "/h", "consumer", protocols, 60_000, 60_000, "i-1")
+    coordinator.join(name, join, answers.put)
+    joined = answers.get(timeout=10)
+    sync = Sync("i-1", "i", joined.generation, None, None, {"i-1": b"mine"})
+    coordinator.sync(name, sync, answers.put)
+    assert answers.get(timeout=10).assignment == b"mine"
+    return coordinator.describe(name)
+
+
+def test_a_restore_recovers_groups_with_their_members(harness, topic, tmp_path):
+    before = stable_group(harness, "g")
+    harness.restart()
+    harness.broker.groups.rebuild()
+    assert harness.broker.groups.coordinator.describe("g") == before
+    harness.offload(TOPIC)
+    harness.claim()
+    harness.broker.close()
+    (harness.root / "data").rename(harness.root / "lost")
+    options = RestoreOptions(data_dir=harness.root / "data", gap=10, clock=lambda: 0)
+    restore(open_store(f"file://{harness.root / 'bucket'}"), options)
+    harness.broker = harness.open()
+    harness.broker.groups.rebuild()
+    assert harness.broker.groups.coordinator.describe("g") == before
+    who = Identity("i-1", "i")
+    rows = [NewOffset("t", 0, 1)]
+    harness.broker.groups.commit_offsets("g", rows, member=who, generation=before.generation)
+    with pytest.raises(GroupRefused, match="ILLEGAL_GENERATION"):
+        harness.broker.groups.commit_offsets("g", rows, member=who, generation=9)
+    harness.broker.groups.coordinator.leave("g", [who])
+    until(lambda: harness.broker.groups.coordinator.describe("g").state == "Empty")
+    harness.broker.groups.delete("g")
+    harness.restart()
+    assert harness.broker.groups.names() == []
+
+
+def test_unused_offsets_expire_as_kafkas_do(harness, topic):
+    now_ms = [1_000_000_000_000]
+    harness.broker.groups._clock = harness.broker.groups.coordinator._wall_ms = lambda: now_ms[0]
+    commit(harness, "simple", t0=1)
+    stable_group(harness, "member")
+    who = Identity("i-1", "i")
+    harness.broker.groups.commit_offsets("member", [NewOffset("t", 0, 1)], member=who, generation=1)
+    harness.broker.groups.expire_offsets()
+    now_ms[0] += 3_600_000
+    harness.broker.groups.expire_offsets()
+    assert harness.broker.groups.names() == ["member", "simple"], "never by default"
+    settings = dataclasses.replace(harness.broker.groups._settings, offsets_retention_minutes=60)
+    harness.broker.groups._settings = settings
+    harness.broker.groups.expire_offsets()
+    assert harness.broker.groups.names() == ["member"], "it is not empty"
+    harness.broker.groups.coordinator.leave("member", [who])
+    now_ms[0] += 3_600_000 - 1
+    harness.broker.groups.expire_offsets()
+    assert harness.broker.groups.names() == ["member"], "an hour since it became empty"
+    now_ms[0] += 1
+    harness.broker.groups.expire_offsets()
+    assert harness.broker.groups.names() == []
 
 
 @pytest.mark.parametrize("has_tail", [True, False])

@@ -1,10 +1,12 @@
 """Real consumers in groups, as they are."""
 
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,18 @@ from confluent_kafka import Consumer
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
+from tests.fakes.broker_process import BrokerProcess, free_port
 from tests.fakes.served_broker import Served, served_broker
 from tests.fakes.waiting import until
+from tests.integration.kafka_listener.test_connection import frame, received
 from tierlog.api.kafka.settings import KafkaSettings
 from tierlog.client.client import Client
 from tierlog.client.group_calls import OffsetCommit
+from tierlog.record_format.kafka_messages import codec
+from tierlog.record_format.kafka_messages.messages import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+)
 
 POLL_MS = 1000  # kafka-python loses an assignment that comes after its poll has returned
 SETTINGS = {"group_min_session_timeout_ms": 100}
@@ -207,3 +216,42 @@ def test_an_admin_sees_and_deletes_groups(served: Served) -> None:
     assert admin.list_groups() == []
     assert served.broker.groups.names() == []
     admin.close()
+
+
+def test_no_committed_offset_goes_back_by_kill_nine(tmp_path: Path) -> None:
+    kafka = f"127.0.0.1:{free_port()}"
+    broker = BrokerProcess(tmp_path, "--kafka-listen", kafka).start()
+    acknowledged = 0
+    try:
+        with Client(broker.url) as client:
+            client.create_topic("flights")
+        for _ in range(3):
+            acknowledged = commit_until_killed(broker, kafka, acknowledged)
+            broker.start()
+            with Client(broker.url) as client:
+                (committed,) = client.group("g").offsets
+                assert acknowledged <= committed.offset <= acknowledged + 1
+    finally:
+        broker.kill()
+    assert acknowledged > 100
+
+
+def commit_until_killed(broker: BrokerProcess, kafka: str, acknowledged: int) -> int:
+    """One commit after another; the last that was acknowledged."""
+    host, _, port = kafka.partition(":")
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic
+    row = OffsetCommitRequest.OffsetCommitRequestPartition
+    killer = threading.Timer(1.0, broker.kill)
+    with socket.create_connection((host, int(port)), timeout=20) as sock:
+        killer.start()
+        with suppress(ConnectionError, AssertionError):  # `received` asserts that it is open
+            for offset in count(acknowledged + 1):
+                rows = [row(partition_index=0, committed_offset=offset)]
+                topics = [topic(name="flights", partitions=rows)]
+                sock.sendall(frame(8, 8, OffsetCommitRequest(group_id="g", topics=topics)))
+                answer = codec.decode(OffsetCommitResponse, 8, received(sock), position=5)
+                if code := answer.topics[0].partitions[0].error_code:
+                    pytest.fail(f"refused: {code}")
+                acknowledged = offset
+    killer.join()
+    return acknowledged

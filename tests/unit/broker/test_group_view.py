@@ -1,6 +1,8 @@
 from pathlib import Path
 
 from tests.fakes.records import iter_records
+from tierlog.broker.group_coordinator.classic_group import ClassicGroup, Limits
+from tierlog.broker.group_coordinator.coordinator import key_of
 from tierlog.broker.offset_log import GroupView
 from tierlog.record_format.checkpoint_files import parse_topic_id
 from tierlog.record_format.consumer_offsets import (
@@ -12,6 +14,8 @@ from tierlog.record_format.consumer_offsets import (
     encode_value,
 )
 from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.kafka_messages import codec
+from tierlog.record_format.kafka_messages.messages import GroupMetadataValue
 
 ABORTED, COMMITTED = 0, 1
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka-groups"
@@ -130,3 +134,23 @@ def test_encoding_kafkas_commits_gives_kafkas_bytes():
             assert encode_key(key) == record.key
             assert encode_value(decode_value(record.value)) == record.value
     assert commits
+
+
+def test_the_members_of_kafkas_groups_are_read_and_written_as_kafka_does():
+    """Each of its records, through the state machine and back."""
+    data = (FIXTURES / "00000000000000000000.log").read_bytes()
+    rows = [one for one in iter_records(data) if codec.record_type(one.key) == 2]
+    states = []
+    for record in rows:
+        assert key_of("real-group") == record.key
+        value = codec.decode_versioned(GroupMetadataValue, record.value)
+        group = ClassicGroup("real-group", Limits(10, 0))
+        group.load(value, 0)
+        states.append((str(group.state), group.generation, len(group.members)))
+        again = group.record(group.assignments())
+        again.current_state_timestamp = value.current_state_timestamp
+        assert codec.encode_versioned(again, 3) == record.value
+    assert states == [("Empty", 0, 0), ("Stable", 1, 1), ("Empty", 2, 0)]
+    view = GroupView()
+    view.apply(data)
+    assert view.metadata == {"real-group": rows[-1].value}
