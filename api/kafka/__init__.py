@@ -6,6 +6,7 @@
 | `calls`, `handlers` | what a handler is given and gives back; the table of all of them |
 | `context`, `request_memory`, `settings` | what all handlers share, and their limits |
 | `access`, `sasl` | who a client is: by tokens, and how it proves that it has one |
+| `acls` | tokens as Kafka's ACLs |
 | `error_codes` | Kafka's codes, and which of them an error of ours is |
 | `versions`, `metadata` | ApiVersions; Metadata |
 | `partitions` | the topics and partitions that a request names |

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from tierlog.api.kafka.acls import create_acls, delete_acls, describe_acls
 from tierlog.api.kafka.calls import Calls, Handler, Row
 from tierlog.api.kafka.cluster import (
     alter_partition_reassignments,
@@ -81,6 +82,9 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "DeleteGroups": delete_groups,
     "OffsetDelete": offset_delete,
     "OffsetForLeaderEpoch": offset_for_leader_epoch,
+    "DescribeAcls": describe_acls,
+    "CreateAcls": create_acls,
+    "DeleteAcls": delete_acls,
     "DescribeConfigs": describe_configs,
     "AlterConfigs": alter_configs,
     "AlterReplicaLogDirs": alter_replica_log_dirs,

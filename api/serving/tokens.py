@@ -331,6 +331,10 @@ class TokensFile:
         entry = self.entry_of(token)
         return None if entry is None else entry.grant
 
+    @property
+    def entries(self) -> tuple[TokenEntry, ...]:
+        return self._entries
+
     def entry_of(self, token: str) -> TokenEntry | None:
         """Compares with every hash in constant time, even after a match."""
         presented = hash_of(token).encode()

@@ -25,10 +25,10 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import FrameType
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -55,11 +55,25 @@ class _Stopped(BaseException):
     """A signal arrived before the server listened."""
 
 
+class Listening(NamedTuple):
+    """Where a broker listens. `kafka`: HOST:PORT as Kafka clients are given it; None: it does not
+    serve them.
+    """
+
+    url: str
+    kafka: str | None
+
+
 def run_broker(
-    settings: Settings, *, announce: Callable[[str], None], verbose: bool = False
+    settings: Settings,
+    *,
+    announce: Callable[[Listening], None],
+    verbose: bool = False,
+    kafka_ports: int = 1,
 ) -> None:
-    """Serve until a signal. `announce` is called with the URL once the server is ready. `verbose`
-    logs each request, and each request to the store.
+    """Serve until a signal. `announce` is called once the server is ready. `verbose` logs each
+    request, and each request to the store. `kafka_ports`: how many ports are tried for Kafka
+    clients, from the one in the settings on.
 
     Raises ConfigurationError and OSError if it cannot start.
     """
@@ -68,14 +82,14 @@ def run_broker(
     gc.disable()
     try:
         tls = _tls(settings)
-        if tls is None and not is_loopback(settings.host):
+        if tls is None and not all(map(is_loopback, _hosts(settings))):
             log.warning("no TLS: tokens and records cross the network unencrypted")
-        with _bound(settings) as sock, _bound_for_kafka(settings) as kafka_sock:
-            url = _url(sock, tls)
+        with _bound(settings) as sock, _bound_for_kafka(settings, kafka_ports) as kafka_sock:
+            listening = Listening(_url(sock, tls), _kafka_address(settings, kafka_sock))
 
             def on_started() -> None:
                 end_start()
-                announce(url)
+                announce(listening)
                 _collect_what_is_not_loaded()
                 native.call_when_busy(_load_kernels_in_thread)
 
@@ -123,8 +137,24 @@ def _stop_on_signals() -> Callable[[], None]:
 
 
 def _url(sock: socket.socket, tls: Tls | None) -> str:
-    host, port = sock.getsockname()[:2]
-    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{'https' if tls else 'http'}://{_host_and_port(*sock.getsockname()[:2])}"
+
+
+def _kafka_address(settings: Settings, sock: socket.socket | None) -> str | None:
+    if sock is None:
+        return None
+    host, port = settings.kafka.advertised or sock.getsockname()[:2]
+    return _host_and_port(host, port)
+
+
+def _host_and_port(host: str, port: int) -> str:
+    return f"{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _hosts(settings: Settings) -> Iterator[str]:
+    yield settings.host
+    if settings.kafka_listen is not None:
+        yield settings.kafka_listen[0]
 
 
 def _collect_what_is_not_loaded() -> None:
@@ -161,11 +191,15 @@ def _bound(settings: Settings) -> socket.socket:
 
 
 def _bound_for_kafka(
-    settings: Settings,
+    settings: Settings, ports: int
 ) -> contextlib.AbstractContextManager[socket.socket | None]:
     if settings.kafka_listen is None:
         return contextlib.nullcontext()
-    return _bind(*settings.kafka_listen)
+    host, first = settings.kafka_listen
+    for port in range(first, first + ports - 1):
+        with contextlib.suppress(ConfigurationError):
+            return _bind(host, port)
+    return _bind(host, first + ports - 1)
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -9,7 +9,7 @@ import shlex
 import sys
 from dataclasses import make_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,10 @@ from tierlog.record_format.units import duration_in_words, size_in_words
 from tierlog.setting_table import TABLE, Kind, Part, Setting
 from tierlog.settings import DEFAULT_PORT, default_of
 
+if TYPE_CHECKING:
+    from tierlog.cli.broker_process import Listening
+
+_KAFKA_PORTS = 100  # that `dev` tries
 _PANELS = {
     Part.SERVE: "HTTP",
     Part.STORE: "Bucket",
@@ -108,9 +112,10 @@ def serve(
     loaded = settings.load_settings(given, os.environ, file)
     store = loaded.store_url or "no store: nothing is offloaded"
 
-    def announce(url: str) -> None:
-        where = f"tierlog listens on {url}, data in {loaded.broker.data_dir}, {store}"
-        print(where, file=sys.stderr, flush=True)
+    def announce(listening: Listening) -> None:
+        kafka = f", Kafka clients connect to {listening.kafka}" if listening.kafka else ""
+        where = f"tierlog listens on {listening.url}{kafka}, data in {loaded.broker.data_dir}"
+        print(f"{where}, {store}", file=sys.stderr, flush=True)
 
     run_broker(loaded, announce=announce, verbose=verbose)
 
@@ -127,6 +132,13 @@ def dev(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Another address; it requires tokens."),
     ] = None,
+    kafka_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="For Kafka clients; by default the first free port of 127.0.0.1 from 9092 on.",
+        ),
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Log each request, and each request to the store.")
     ] = False,
@@ -141,23 +153,35 @@ def dev(
         "data.dir": folder / "data",
         "store": (folder / "bucket").as_uri(),
         "listen": _listen(listen, port) or f"127.0.0.1:{DEFAULT_PORT}",
+        "kafka.listen": kafka_listen,
     }
+    tried = 1
+    if kafka_listen is None and "TIERLOG_KAFKA_LISTEN" not in os.environ:
+        flags["kafka.listen"], tried = f"127.0.0.1:{settings.KAFKA_PORT}", _KAFKA_PORTS
     configure_logs(verbose=verbose)
     loaded = settings.load_settings(flags, os.environ, None)
-    run_broker(loaded, announce=lambda url: _announce(url, folder), verbose=verbose)
+    run_broker(
+        loaded,
+        announce=lambda listening: _announce(listening, folder),
+        verbose=verbose,
+        kafka_ports=tried,
+    )
 
 
-def _announce(url: str, folder: Path) -> None:
+def _announce(listening: Listening, folder: Path) -> None:
+    url, kafka = listening
     server = "" if url == DEFAULT_SERVER else f" --server {shlex.quote(url)}"
     sys.stdout.write(
         f"""
   tierlog listens on {url}
+  Kafka clients: bootstrap.servers={kafka}
   logs and bucket in {folder}; Ctrl-C stops it
 
   Try, in another terminal:
     tierlog topic create hello{server}
     echo "it works" | tierlog produce hello{server}
     tierlog consume hello{server}
+    kcat -b {kafka} -C -t hello -e        # or any other Kafka client
 
 """
     )

@@ -27,6 +27,8 @@ from tierlog.api.serving.grants import Scope
 from tierlog.api.serving.tokens import create_token, revoke_token
 from tierlog.record_format.kafka_messages.messages import (
     ApiVersionsRequest,
+    CreateAclsRequest,
+    DescribeAclsRequest,
     MetadataRequest,
     SaslAuthenticateRequest,
     SaslHandshakeRequest,
@@ -93,7 +95,9 @@ class Bearer(AbstractTokenProvider):
         return self._token
 
 
-def topics_of_kafka_python(secured: Secured, mechanism: str, token: str) -> set[str]:
+def topics_of_kafka_python(
+    secured: Secured, mechanism: str, token: str, *, patience_ms: int = 10_000
+) -> set[str]:
     protocol = "SASL_SSL" if secured.certificate else "SASL_PLAINTEXT"
     given: dict[str, Any] = {"sasl_plain_username": USER, "sasl_plain_password": token}
     if mechanism == "OAUTHBEARER":
@@ -104,7 +108,7 @@ def topics_of_kafka_python(secured: Secured, mechanism: str, token: str) -> set[
         bootstrap_servers=secured.address,
         security_protocol=protocol,
         sasl_mechanism=mechanism,
-        bootstrap_timeout_ms=10_000,
+        bootstrap_timeout_ms=patience_ms,
         **given,
     )
     try:
@@ -180,7 +184,7 @@ def test_clients_authenticate_and_see_what_their_token_may_see(
 def test_a_wrong_token_is_refused_and_is_not_in_the_log(quick: Secured, mechanism: str) -> None:
     wrong = quick.token[:-1] + ("a" if quick.token[-1] != "a" else "b")
     with structlog.testing.capture_logs() as logs, pytest.raises(KafkaError):
-        topics_of_kafka_python(quick, mechanism, wrong)
+        topics_of_kafka_python(quick, mechanism, wrong, patience_ms=2000)
     refused = [one for one in logs if one["event"] == "Kafka client is not authenticated"]
     assert refused
     assert refused[0]["client"] == "127.0.0.1"
@@ -378,3 +382,53 @@ def _is_answered(caller: KafkaCaller) -> bool:
     except (AssertionError, ConnectionError):
         return False
     return True
+
+
+# --- ACLs -----------------------------------------------------------------------------------------
+
+
+def described(caller: KafkaCaller, **filters: Any) -> set[tuple[object, ...]]:
+    asked = {
+        "resource_type_filter": 1,
+        "resource_name_filter": None,
+        "pattern_type_filter": 1,
+        "principal_filter": None,
+        "host_filter": None,
+        "operation": 1,
+        "permission_type": 1,
+    }
+    answer = caller.ask(DescribeAclsRequest(**asked | filters), 3)
+    assert answer.error_code == 0, answer.error_message
+    return {
+        (one.resource_type, one.resource_name, one.pattern_type, acl.principal, acl.operation)
+        for one in answer.resources
+        for acl in one.acls
+    }
+
+
+def test_tokens_are_shown_as_acls_to_who_administers_all(
+    quick: Secured, connect: Callable[[], KafkaCaller]
+) -> None:
+    caller, other = connect(), connect()
+    root = create_token(quick.file, "root", scopes=(Scope.ADMIN,), now_ms=1)
+    log_in(caller, quick.plain("root", root))
+    mine = f"User:{USER}"
+    assert described(caller, principal_filter=mine) == {
+        (2, "orders.", 4, mine, 3),
+        (2, "orders.", 4, mine, 4),
+        (3, "*", 3, mine, 3),
+        (4, "kafka-cluster", 3, mine, 12),
+    }
+    applies = {"resource_type_filter": 2, "resource_name_filter": "orders.eu"}
+    assert described(caller, **applies, pattern_type_filter=2, operation=3) == {
+        (2, "orders.", 4, mine, 3)
+    }
+    assert described(caller, **applies, pattern_type_filter=3) == set()
+    assert len(described(caller)) == 7
+    log_in(other, quick.plain(USER, quick.token))
+    refused = other.ask(DescribeAclsRequest(resource_type_filter=1, pattern_type_filter=1), 3)
+    assert refused.error_code == 31
+    made = caller.ask(CreateAclsRequest(creations=[CreateAclsRequest.AclCreation()] * 2), 3)
+    assert [(one.error_code, "token" in one.error_message) for one in made.results] == [
+        (54, True)
+    ] * 2

@@ -122,6 +122,8 @@ def test_sizes_and_durations_may_have_units(name, raw, value):
         (DATA | {"listen": "8640"}, "HOST:PORT, as in 127.0.0.1:8640, not '8640'"),
         (DATA | {"listen": "0.0.0.0:8640"}, "insecure-no-auth"),
         (DATA | {"listen": "example.org:80"}, "insecure-no-auth"),
+        (DATA | {"kafka.listen": "0.0.0.0:9092"}, "kafka.listen 0.0.0.0:9092 is not a loopback"),
+        (DATA | {"queued.max.request.bytes": "1MiB"}, "socket.request.max.bytes"),
     ],
 )
 def test_an_invalid_value_is_refused_by_name(flags, message):
