@@ -11,7 +11,6 @@ from typing import Final
 _TRANSACTIONS: Final = (
     "No transaction can be begun; those that Kafka wrote are honoured by `read_committed`."
 )
-_ACLS: Final = "A token's scopes and its prefix of topics decide: `tierlog token`."
 _NEW_GROUPS: Final = "Groups have the classic protocol: `group.protocol=classic`, the default."
 _SHARE_GROUPS: Final = "There are no share groups."
 
@@ -21,9 +20,6 @@ NOT_SERVED: Final[Mapping[str, str]] = {
     "EndTxn": _TRANSACTIONS,
     "WriteTxnMarkers": "Markers come from other brokers: there is one.",
     "TxnOffsetCommit": _TRANSACTIONS,
-    "DescribeAcls": _ACLS,
-    "CreateAcls": _ACLS,
-    "DeleteAcls": _ACLS,
     "AlterClientQuotas": "All clients have the rate that the broker's settings say.",
     "AlterUserScramCredentials": "Tokens are made and revoked by `tierlog token`.",
     "ConsumerGroupHeartbeat": _NEW_GROUPS,
@@ -43,6 +39,8 @@ REFUSED: Final[Mapping[str, str]] = {
     "transaction: `TRANSACTIONAL_ID_AUTHORIZATION_FAILED`.",
     "InitProducerId": "A transactional id: `TRANSACTIONAL_ID_AUTHORIZATION_FAILED`.",
     "SaslHandshake": "Version 0, after which tokens come without a request around them.",
+    "CreateAcls": "Any: `SECURITY_DISABLED`. Tokens decide: `tierlog token`.",
+    "DeleteAcls": "Any: `SECURITY_DISABLED`. Tokens decide: `tierlog token`.",
     "CreateTopics": "A replication factor other than 1 or -1: `INVALID_REPLICATION_FACTOR`.",
     "DeleteRecords": "A topic that is compacted only: `POLICY_VIOLATION`.",
     "AlterConfigs": "A broker's settings, which are read when it starts: `INVALID_REQUEST`.",
