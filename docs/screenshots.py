@@ -37,7 +37,7 @@ SHOTS = (
     Shot(
         "console-topic",
         "#/topics/flights",
-        "document.querySelectorAll('[data-chart] canvas').length === 3",
+        "document.querySelectorAll('[data-chart] canvas').length === 4",
     ),
     Shot(
         "console-search",
