@@ -74,9 +74,9 @@ class KafkaCaller:
             return True
 
     def _exactly(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            more = self.sock.recv(size - len(data))
+        data, filled = bytearray(size), 0
+        while filled < size:
+            more = self.sock.recv_into(memoryview(data)[filled:])
             assert more, "the connection was closed"
-            data += more
-        return data
+            filled += more
+        return bytes(data)

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,10 @@ FLAGS = (
 
 def find_chromium() -> str | None:
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+
+
+class Navigated(AssertionError):
+    """The page that was asked has made room for another."""
 
 
 class Chromium:
@@ -110,7 +114,10 @@ class Chromium:
         while True:
             response = json.loads(self._socket.recv(timeout=PATIENCE_S))
             if response.get("id") == number:
-                assert "error" not in response, (method, response["error"])
+                error = response.get("error", {})
+                if "navigated" in error.get("message", ""):
+                    raise Navigated(error["message"])
+                assert not error, (method, error)
                 return response["result"]
             self._note(response)
 
@@ -168,8 +175,9 @@ class Chromium:
         """Wait for an expression to be true."""
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
-            if self.run(f"Boolean({condition})"):
-                return
+            with suppress(Navigated):
+                if self.run(f"Boolean({condition})"):
+                    return
             time.sleep(0.03)
         raise AssertionError(f"not within {PATIENCE_S} s: {condition}\n{self.text()[:2000]}")
 
