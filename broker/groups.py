@@ -30,9 +30,9 @@ import structlog
 
 from tierlog.broker.checkpoints import Truncations
 from tierlog.broker.data_folder import TopicIdPartition, TopicPartition
-from tierlog.broker.group_coordinator.classic_group import GroupError, Identity, Limits
 from tierlog.broker.group_coordinator.coordinator import CONSUMER, GroupCoordinator
 from tierlog.broker.group_coordinator.expiration import expired_offsets
+from tierlog.broker.group_coordinator.group_events import GroupError, Identity, Limits
 from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.offset_log import (
     Committed,

@@ -17,8 +17,8 @@ from tierlog.api.kafka.error_codes import Code, Refused, code_of
 from tierlog.api.kafka.groups import check_group, coordinator_code, coordinator_of
 from tierlog.api.kafka.partitions import topic_of, topic_of_id
 from tierlog.api.serving.grants import Scope
-from tierlog.broker.group_coordinator.classic_group import Identity, State
 from tierlog.broker.group_coordinator.coordinator import GroupState
+from tierlog.broker.group_coordinator.group_events import Identity, State
 from tierlog.broker.groups import Groups, NewOffset
 from tierlog.broker.topics import Topic
 from tierlog.record_format.checkpoint_files import parse_topic_id

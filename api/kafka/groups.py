@@ -19,7 +19,8 @@ from tierlog.api.kafka.calls import Answer, Call, Later
 from tierlog.api.kafka.context import NODE_ID
 from tierlog.api.kafka.error_codes import Code
 from tierlog.api.serving.grants import Scope
-from tierlog.broker.group_coordinator.classic_group import (
+from tierlog.broker.group_coordinator.coordinator import GroupCoordinator, error_of
+from tierlog.broker.group_coordinator.group_events import (
     NO_MEMBER,
     GroupError,
     Identity,
@@ -29,7 +30,6 @@ from tierlog.broker.group_coordinator.classic_group import (
     Sync,
     Synced,
 )
-from tierlog.broker.group_coordinator.coordinator import GroupCoordinator, error_of
 from tierlog.broker.groups import MAX_NAME_LENGTH
 from tierlog.record_format.errors import Forbidden, Starting, TierlogError
 from tierlog.record_format.kafka_messages.messages import (

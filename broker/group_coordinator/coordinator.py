@@ -27,11 +27,12 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from tierlog.broker.group_coordinator.classic_group import (
+from tierlog.broker.group_coordinator.classic_group import ClassicGroup
+from tierlog.broker.group_coordinator.consumer_protocol import decode_subscription
+from tierlog.broker.group_coordinator.group_events import (
     NEVER,
     NO_MEMBER,
     Assigned,
-    ClassicGroup,
     Effects,
     GroupError,
     Identity,
@@ -44,7 +45,6 @@ from tierlog.broker.group_coordinator.classic_group import (
     Synced,
     Write,
 )
-from tierlog.broker.group_coordinator.consumer_protocol import decode_subscription
 from tierlog.record_format.errors import (
     FencedError,
     GroupRefused,

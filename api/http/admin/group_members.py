@@ -30,16 +30,6 @@ from tierlog.api.http.control_routes import (
     body_as,
 )
 from tierlog.api.http.schemas import AssignedTopic, Membership
-from tierlog.broker.group_coordinator.classic_group import (
-    NO_MEMBER,
-    GroupError,
-    Identity,
-    Join,
-    Joined,
-    Protocol,
-    Sync,
-    Synced,
-)
 from tierlog.broker.group_coordinator.consumer_protocol import (
     RANGE,
     decode_assignment,
@@ -49,6 +39,16 @@ from tierlog.broker.group_coordinator.consumer_protocol import (
     range_assignment,
 )
 from tierlog.broker.group_coordinator.coordinator import CONSUMER
+from tierlog.broker.group_coordinator.group_events import (
+    NO_MEMBER,
+    GroupError,
+    Identity,
+    Join,
+    Joined,
+    Protocol,
+    Sync,
+    Synced,
+)
 from tierlog.record_format.errors import GroupRefused, ShuttingDown, UnknownTopic
 from tierlog.record_format.kafka_messages.source import MessageError
 

@@ -25,10 +25,10 @@ from tierlog.api.http.schemas import (
 )
 from tierlog.api.http.settings import MAX_OFFSET, MAX_PARTITION
 from tierlog.api.serving.grants import Grant
-from tierlog.broker.group_coordinator.classic_group import Identity, State
 from tierlog.broker.group_coordinator.consumer_protocol import decode_assignment
 from tierlog.broker.group_coordinator.coordinator import GroupState as Described
 from tierlog.broker.group_coordinator.coordinator import MemberState
+from tierlog.broker.group_coordinator.group_events import Identity, State
 from tierlog.broker.groups import Groups, NewOffset, OffsetState, check_group_name
 from tierlog.record_format.errors import UnknownGroup
 

@@ -10,7 +10,7 @@ from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.waiting import until
 from tierlog.broker.checkpoints import TRUNCATIONS, Truncations
 from tierlog.broker.data_folder import format_topic_id_partition
-from tierlog.broker.group_coordinator.classic_group import Identity, Join, Protocol, Sync
+from tierlog.broker.group_coordinator.group_events import Identity, Join, Protocol, Sync
 from tierlog.broker.groups import Groups, NewOffset, OffsetState
 from tierlog.broker.offset_log import GroupView
 from tierlog.broker.partition import Partition

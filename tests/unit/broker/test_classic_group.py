@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierlog.broker.group_coordinator.classic_group import (
+from tierlog.broker.group_coordinator.classic_group import ClassicGroup
+from tierlog.broker.group_coordinator.group_events import (
     NEVER,
-    ClassicGroup,
     Effects,
     GroupError,
     Identity,

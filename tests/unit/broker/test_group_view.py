@@ -1,8 +1,9 @@
 from pathlib import Path
 
 from tests.fakes.records import iter_records
-from tierlog.broker.group_coordinator.classic_group import ClassicGroup, Limits
+from tierlog.broker.group_coordinator.classic_group import ClassicGroup
 from tierlog.broker.group_coordinator.coordinator import key_of
+from tierlog.broker.group_coordinator.group_events import Limits
 from tierlog.broker.offset_log import GroupView
 from tierlog.record_format.checkpoint_files import parse_topic_id
 from tierlog.record_format.consumer_offsets import (
