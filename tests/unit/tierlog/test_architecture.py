@@ -18,7 +18,7 @@ FILES_MAX = {
     "Hot fetch": 13,
     "Cold fetch": 17,
     "Roll to manifest": 20,
-    "Spark split to Arrow": 17,
+    "Spark split to Arrow": 16,
 }
 PATH = re.compile(r"`([a-z_]+/[\w./]*)`")
 
