@@ -19,9 +19,10 @@ from typing import NamedTuple
 
 from tierlog.api.kafka.calls import Call
 from tierlog.api.kafka.error_codes import Code
+from tierlog.api.kafka.operations import Operation
+from tierlog.api.kafka.partitions import ADMINISTERING, refusal_of
 from tierlog.api.serving.grants import Scope
 from tierlog.api.serving.tokens import TokenEntry
-from tierlog.record_format.errors import Forbidden
 from tierlog.record_format.kafka_messages.messages import (
     CreateAclsRequest,
     CreateAclsResponse,
@@ -53,16 +54,6 @@ class Pattern(IntEnum):
     PREFIXED = 4
 
 
-class Operation(IntEnum):
-    """As in org.apache.kafka.common.acl.AclOperation."""
-
-    ANY = 1
-    ALL = 2
-    READ = 3
-    WRITE = 4
-    IDEMPOTENT_WRITE = 12
-
-
 _ANY, _ALLOW = 1, 3  # of AclPermissionType
 _EVERY_NAME, _EVERY_HOST, _CLUSTER = "*", "*", "kafka-cluster"
 
@@ -79,11 +70,9 @@ def describe_acls(call: Call, request: DescribeAclsRequest) -> DescribeAclsRespo
     tokens = call.context.access.tokens
     if tokens is None or not tokens.required:
         return DescribeAclsResponse(error_code=Code.SECURITY_DISABLED, error_message=_NO_TOKENS)
-    try:
-        call.session.grant.check_scopes((Scope.ADMIN,))
-    except Forbidden as error:
+    if refusal := refusal_of(call, ADMINISTERING):
         return DescribeAclsResponse(
-            error_code=Code.CLUSTER_AUTHORIZATION_FAILED, error_message=str(error)
+            error_code=Code.CLUSTER_AUTHORIZATION_FAILED, error_message=refusal
         )
     grant = call.session.grant
     shown = (one for one in tokens.entries if not grant.topics or one.name == grant.name)

@@ -12,12 +12,17 @@ from typing import Final
 
 from tierlog.api.kafka.calls import Call
 from tierlog.api.kafka.context import NODE_ID
-from tierlog.api.kafka.error_codes import Code, Refused, code_of
+from tierlog.api.kafka.error_codes import Code, Refused, code_of, text_of
 from tierlog.api.kafka.metadata import describe
 from tierlog.api.kafka.operations import UNASKED, operations_of_cluster, operations_of_topic
-from tierlog.api.kafka.partitions import DESCRIBING, topic_of
+from tierlog.api.kafka.partitions import (
+    ADMINISTERING,
+    DESCRIBING,
+    refusal_of,
+    seen_topics,
+    topic_of,
+)
 from tierlog.api.kafka.topic_changes import check_replicas
-from tierlog.api.serving.grants import Scope
 from tierlog.broker.partition import Partition
 from tierlog.broker.topics import Topic
 from tierlog.host.clock import wall_clock_ms
@@ -47,7 +52,6 @@ from tierlog.record_format.kafka_messages.messages import (
     ListTransactionsResponse,
 )
 
-_ADMIN: Final = (Scope.ADMIN,)
 _METADATA_TOPIC: Final = "__cluster_metadata"
 _BROKERS: Final = 1  # an endpoint type; 2 are the controllers
 PARTITIONS_MAX: Final = 2000  # max.request.partition.size.limit
@@ -63,6 +67,9 @@ _TRANSACTION_STATES: Final = frozenset(
         "PrepareEpochFence",
     )
 )
+
+
+_Cursor = DescribeTopicPartitionsResponse.Cursor
 
 
 def describe_cluster(call: Call, request: DescribeClusterRequest) -> DescribeClusterResponse:
@@ -95,22 +102,19 @@ def describe_topic_partitions(
     if left < 1:
         left = PARTITIONS_MAX
     answer = DescribeTopicPartitionsResponse()
-    first = request.cursor.partition_index if request.cursor is not None else 0
-    after = request.cursor.topic_name if request.cursor is not None else ""
+    first = request.cursor or DescribeTopicPartitionsRequest.Cursor("", 0)
     for name in _names(call, request):
-        if name < after:
+        if name < first.topic_name:
             continue
-        start = first if name == after else 0
-        shown = _page(call, name, start=start, limit=left)
-        count = _partition_count(call, name)
+        start = first.partition_index if name == first.topic_name else 0
         if left <= 0:
-            answer.next_cursor = DescribeTopicPartitionsResponse.Cursor(name, start)
+            answer.next_cursor = _Cursor(name, start)
             break
-        answer.topics.append(shown)
-        left -= len(shown.partitions)
-        if start + len(shown.partitions) < count:
-            end = start + len(shown.partitions)
-            answer.next_cursor = DescribeTopicPartitionsResponse.Cursor(name, end)
+        page, count = _page(call, name, start=start, limit=left)
+        answer.topics.append(page)
+        left -= len(page.partitions)
+        if (end := start + len(page.partitions)) < count:
+            answer.next_cursor = _Cursor(name, end)
             break
     return answer
 
@@ -118,29 +122,22 @@ def describe_topic_partitions(
 def _names(call: Call, request: DescribeTopicPartitionsRequest) -> list[str]:
     if request.topics:
         return sorted({one.name for one in request.topics})
-    listed = call.context.broker.list_topics(internal=True)
-    return [one.name for one in listed if call.session.grant.sees_topic(one.name)]
-
-
-def _partition_count(call: Call, name: str) -> int:
-    try:
-        return call.context.broker.topic(name).record.partitions
-    except TierlogError:
-        return 0
+    return seen_topics(call)
 
 
 def _page(
     call: Call, name: str, *, start: int, limit: int
-) -> DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic:
-    page = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic(name=name)
+) -> tuple[DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic, int]:
+    """The topic, with some of its partitions, and how many it has."""
+    page = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic(
+        name=name, topic_authorized_operations=operations_of_topic(call, name)
+    )
     try:
         topic = describe(topic_of(call, name, DESCRIBING))
     except TierlogError as error:
         page.error_code = code_of(error)
-        page.topic_authorized_operations = operations_of_topic(call, name)
-        return page
+        return page, 0
     page.topic_id, page.is_internal = topic.topic_id, topic.is_internal
-    page.topic_authorized_operations = operations_of_topic(call, name)
     page.partitions = [
         DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition(
             error_code=one.error_code,
@@ -153,20 +150,16 @@ def _page(
             last_known_elr=[],
             offline_replicas=one.offline_replicas,
         )
-        for one in topic.partitions[start : start + max(0, limit)]
+        for one in topic.partitions[start : start + limit]
     ]
-    return page
+    return page, len(topic.partitions)
 
 
 # --- log dirs -------------------------------------------------------------------------------------
 
 
 async def describe_log_dirs(call: Call, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
-    try:
-        call.session.grant.check_scopes(DESCRIBING)
-        if call.session.grant.topics:
-            raise Forbidden("the token is limited to some topics")
-    except Forbidden:
+    if refusal_of(call, DESCRIBING) or call.session.grant.topics:
         return DescribeLogDirsResponse(error_code=Code.CLUSTER_AUTHORIZATION_FAILED)
     return await call.context.read(_log_dir, call, request)
 
@@ -234,7 +227,7 @@ def alter_replica_log_dirs(
 
 def _partition_code(call: Call, name: str, number: int) -> int:
     try:
-        _check_number(topic_of(call, name, _ADMIN), number)
+        _check_number(topic_of(call, name, ADMINISTERING), number)
     except Forbidden:
         return Code.CLUSTER_AUTHORIZATION_FAILED
     except TierlogError as error:
@@ -253,9 +246,7 @@ def _check_number(topic: Topic, number: int) -> None:
 
 def elect_leaders(call: Call, request: ElectLeadersRequest) -> ElectLeadersResponse:
     """Each partition has its leader. Asked of all, those that need one are named: none."""
-    try:
-        call.session.grant.check_scopes(_ADMIN)
-    except Forbidden:
+    if refusal_of(call, ADMINISTERING):
         return ElectLeadersResponse(error_code=Code.CLUSTER_AUTHORIZATION_FAILED)
     return ElectLeadersResponse(
         replica_election_results=[
@@ -270,8 +261,7 @@ def elect_leaders(call: Call, request: ElectLeadersRequest) -> ElectLeadersRespo
 def _places(call: Call, request: ElectLeadersRequest) -> list[ElectLeadersRequest.TopicPartitions]:
     if request.topic_partitions is not None:
         return request.topic_partitions
-    listed = call.context.broker.list_topics(internal=True)
-    return [ElectLeadersRequest.TopicPartitions(one.name, []) for one in listed]
+    return [ElectLeadersRequest.TopicPartitions(name, []) for name in seen_topics(call)]
 
 
 def _not_elected(call: Call, name: str, number: int) -> ElectLeadersResponse.PartitionResult:
@@ -284,11 +274,9 @@ def _not_elected(call: Call, name: str, number: int) -> ElectLeadersResponse.Par
 def alter_partition_reassignments(
     call: Call, request: AlterPartitionReassignmentsRequest
 ) -> AlterPartitionReassignmentsResponse:
-    try:
-        call.session.grant.check_scopes(_ADMIN)
-    except Forbidden as error:
+    if refusal := refusal_of(call, ADMINISTERING):
         return AlterPartitionReassignmentsResponse(
-            error_code=Code.CLUSTER_AUTHORIZATION_FAILED, error_message=str(error)
+            error_code=Code.CLUSTER_AUTHORIZATION_FAILED, error_message=refusal
         )
     return AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=request.allow_replication_factor_change,
@@ -306,23 +294,21 @@ def _reassigned(
 ) -> AlterPartitionReassignmentsResponse.ReassignablePartitionResponse:
     answer = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(one.partition_index)
     try:
-        _check_number(topic_of(call, name, _ADMIN), one.partition_index)
+        _check_number(topic_of(call, name, ADMINISTERING), one.partition_index)
         if one.replicas is None:
             raise Refused(Code.NO_REASSIGNMENT_IN_PROGRESS)
         check_replicas([one.replicas])
     except TierlogError as error:
-        answer.error_code, answer.error_message = code_of(error), str(error)
+        answer.error_code, answer.error_message = code_of(error), text_of(error)
     return answer
 
 
 def list_partition_reassignments(
     call: Call, _: ListPartitionReassignmentsRequest
 ) -> ListPartitionReassignmentsResponse:
-    try:
-        call.session.grant.check_scopes(DESCRIBING)
-    except Forbidden as error:
+    if refusal := refusal_of(call, DESCRIBING):
         return ListPartitionReassignmentsResponse(
-            error_code=Code.CLUSTER_AUTHORIZATION_FAILED, error_message=str(error)
+            error_code=Code.CLUSTER_AUTHORIZATION_FAILED, error_message=refusal
         )
     return ListPartitionReassignmentsResponse()
 
@@ -332,11 +318,9 @@ def list_partition_reassignments(
 
 def describe_quorum(call: Call, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
     """One voter, which leads and has everything: there is no log of metadata to be behind in."""
-    try:
-        call.session.grant.check_scopes(DESCRIBING)
-    except Forbidden as error:
+    if refusal := refusal_of(call, DESCRIBING):
         return DescribeQuorumResponse(
-            error_code=Code.CLUSTER_AUTHORIZATION_FAILED, error_message=str(error)
+            error_code=Code.CLUSTER_AUTHORIZATION_FAILED, error_message=refusal
         )
     places = [
         (one.topic_name, part.partition_index) for one in request.topics for part in one.partitions

@@ -7,9 +7,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
-from typing import Final, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tierlog.api.kafka.calls import Call
 from tierlog.api.kafka.config_entries import (
@@ -20,13 +20,18 @@ from tierlog.api.kafka.config_entries import (
     entries_of,
 )
 from tierlog.api.kafka.context import NODE_ID
-from tierlog.api.kafka.error_codes import Code, Refused, code_of
-from tierlog.api.kafka.partitions import DESCRIBING, topic_of
+from tierlog.api.kafka.error_codes import Code, Refused, code_of, text_of
+from tierlog.api.kafka.partitions import (
+    ADMINISTERING,
+    DESCRIBING,
+    refusal_of,
+    seen_topics,
+    topic_of,
+)
 from tierlog.api.kafka.topic_changes import repeated
-from tierlog.api.serving.grants import Scope
 from tierlog.broker.internal_topics import check_may_alter
 from tierlog.hot_tier.log_config import KEYS_BY_NAME, LogConfig
-from tierlog.record_format.errors import Forbidden, TierlogError
+from tierlog.record_format.errors import TierlogError
 from tierlog.record_format.kafka_messages.messages import (
     AlterConfigsRequest,
     AlterConfigsResponse,
@@ -39,8 +44,8 @@ from tierlog.record_format.kafka_messages.messages import (
 )
 from tierlog.record_format.topic_rules import ConfigValue
 
-_ADMIN: Final = (Scope.ADMIN,)
 Changes = Mapping[str, ConfigValue | None]
+Row = TypeVar("Row")
 
 
 class Resource(IntEnum):
@@ -160,15 +165,11 @@ def list_config_resources(
     if call.version == 0:
         return ListConfigResourcesResponse()
     kinds = set(request.resource_types) or {*Resource}
-    try:
-        call.session.grant.check_scopes(DESCRIBING)
-    except Forbidden:
+    if refusal_of(call, DESCRIBING):
         return ListConfigResourcesResponse(error_code=Code.CLUSTER_AUTHORIZATION_FAILED)
     found: list[tuple[str, int]] = []
     if Resource.TOPIC in kinds:
-        listed = call.context.broker.list_topics(internal=True)
-        seen = (one.name for one in listed if call.session.grant.sees_topic(one.name))
-        found += [(name, Resource.TOPIC) for name in seen]
+        found += [(name, Resource.TOPIC) for name in seen_topics(call)]
     if Resource.BROKER in kinds:
         found.append((str(NODE_ID), Resource.BROKER))
     return ListConfigResourcesResponse(
@@ -184,54 +185,38 @@ def list_config_resources(
 
 async def alter_configs(call: Call, request: AlterConfigsRequest) -> AlterConfigsResponse:
     """What is not given gets its default back."""
-    results = AlterConfigsResponse.AlterConfigsResourceResponse
-    changes = [_replacing(one) for one in request.resources]
-    outcomes = await _alter_all(
-        call, request.resources, changes, validate_only=request.validate_only
-    )
-    return AlterConfigsResponse(
-        responses=[
-            results(code, text, one.resource_type, one.resource_name)
-            for one, (code, text) in zip(request.resources, outcomes, strict=True)
-        ]
-    )
+    row = AlterConfigsResponse.AlterConfigsResourceResponse
+    return AlterConfigsResponse(responses=await _alter_all(call, request, _replacing, row))
 
 
 async def incremental_alter_configs(
     call: Call, request: IncrementalAlterConfigsRequest
 ) -> IncrementalAlterConfigsResponse:
-    results = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
-    changes = [_changing(one) for one in request.resources]
-    outcomes = await _alter_all(
-        call, request.resources, changes, validate_only=request.validate_only
-    )
+    row = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
     return IncrementalAlterConfigsResponse(
-        responses=[
-            results(code, text, one.resource_type, one.resource_name)
-            for one, (code, text) in zip(request.resources, outcomes, strict=True)
-        ]
+        responses=await _alter_all(call, request, _changing, row)
     )
 
 
 async def _alter_all(
     call: Call,
-    resources: Sequence[AlteredResource],
-    changes: Sequence[Callable[[LogConfig], Changes]],
-    *,
-    validate_only: bool,
-) -> list[tuple[int, str | None]]:
-    """The code and message of each."""
-    twice = repeated(f"{one.resource_type} {one.resource_name}" for one in resources)
-    outcomes: list[tuple[int, str | None]] = []
-    for one, change in zip(resources, changes, strict=True):
+    request: AlterConfigsRequest | IncrementalAlterConfigsRequest,
+    changing: Callable[[Any], Callable[[LogConfig], Changes]],
+    row: Callable[[int, str | None, int, str], Row],
+) -> list[Row]:
+    """A row for each resource, of its code, its message and what it is."""
+    twice = repeated(f"{one.resource_type} {one.resource_name}" for one in request.resources)
+    rows = []
+    for one in request.resources:
+        code, text = int(Code.NONE), None
         try:
             if f"{one.resource_type} {one.resource_name}" in twice:
                 raise Refused(Code.INVALID_REQUEST, "Each resource must appear at most once.")
-            await _alter(call, one, change, validate_only=validate_only)
-            outcomes.append((Code.NONE, None))
+            await _alter(call, one, changing(one), validate_only=request.validate_only)
         except (TierlogError, OSError) as error:
-            outcomes.append(_refusal(error, one.resource_type))
-    return outcomes
+            code, text = _refusal(error, one.resource_type)
+        rows.append(row(code, text, one.resource_type, one.resource_name))
+    return rows
 
 
 async def _alter(
@@ -243,7 +228,7 @@ async def _alter(
 ) -> None:
     broker, name = call.context.broker, resource.resource_name
     if resource.resource_type == Resource.BROKER:
-        call.session.grant.check_scopes(_ADMIN)
+        call.session.grant.check_scopes(ADMINISTERING)
         if name:
             _check_broker(name)
         raise Refused(
@@ -252,18 +237,19 @@ async def _alter(
         )
     if resource.resource_type != Resource.TOPIC:
         raise _unsupported(resource.resource_type)
-    config = change(topic_of(call, name, _ADMIN).config)
+    config = change(topic_of(call, name, ADMINISTERING).config)
     check_may_alter(name, config=config, partitions=None)
-    broker.check_altered_topic(name, config=config)
-    if not validate_only:
+    if validate_only:
+        broker.check_altered_topic(name, config=config)
+    else:
         await call.context.write(broker.alter_topic, name, config=config)
 
 
-def _refusal(error: Exception, kind: int) -> tuple[int, str]:
+def _refusal(error: Exception, kind: int) -> tuple[int, str | None]:
     code = code_of(error)
     if code is Code.TOPIC_AUTHORIZATION_FAILED and kind != Resource.TOPIC:
         code = Code.CLUSTER_AUTHORIZATION_FAILED
-    return code, str(error)
+    return code, text_of(error)
 
 
 def _replacing(

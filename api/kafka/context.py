@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from asyncio import wrap_future
 from collections.abc import Callable, Sequence
 from typing import Final, ParamSpec, TypeVar
 
@@ -49,18 +49,16 @@ class KafkaContext:
 
     async def write(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that writes to disk."""
-        future = self.workers.writers.submit(call, *args, **kwargs)
-        return await asyncio.wrap_future(future)
+        return await wrap_future(self.workers.writers.submit(call, *args, **kwargs))
 
     async def write_cold(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that writes, and may wait for the bucket."""
-        future = self.workers.cold_writers.submit(call, *args, **kwargs)
-        return await asyncio.wrap_future(future)
+        return await wrap_future(self.workers.cold_writers.submit(call, *args, **kwargs))
 
     async def parse(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that computes at length."""
-        return await asyncio.wrap_future(self.workers.parsers.submit(call, *args, **kwargs))
+        return await wrap_future(self.workers.parsers.submit(call, *args, **kwargs))
 
     async def read(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call that may wait for the disk."""
-        return await asyncio.wrap_future(self.workers.readers.submit(call, *args, **kwargs))
+        return await wrap_future(self.workers.readers.submit(call, *args, **kwargs))

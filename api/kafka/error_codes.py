@@ -137,6 +137,11 @@ class Refused(errors.RequestError):
         self.code = code
 
 
+def text_of(error: BaseException | None) -> str | None:
+    """What the client did wrong, in words. Other texts may name local files: None."""
+    return str(error) if isinstance(error, errors.RequestError) else None
+
+
 def code_of(error: BaseException) -> Code:
     """UNKNOWN_SERVER_ERROR for what is not in the table."""
     if isinstance(error, Refused):

@@ -19,7 +19,7 @@ from typing import Final
 from tierlog.api.kafka.calls import Answer, Call, Later
 from tierlog.api.kafka.error_codes import Code, Refused, code_of
 from tierlog.api.kafka.fetch_sessions import NO_SESSION, FetchSession, Key, TopicKey, Wanted
-from tierlog.api.kafka.partitions import check_leader_epoch, topic_of, topic_of_id
+from tierlog.api.kafka.partitions import NO_ID, check_leader_epoch, topic_of, topic_of_id
 from tierlog.api.serving.grants import Scope
 from tierlog.api.serving.workers import close_late
 from tierlog.broker.partition import Partition
@@ -30,7 +30,6 @@ from tierlog.record_format.kafka_messages.messages import FetchRequest, FetchRes
 
 _BY_ID: Final = 13  # the first version that names topics by their ids
 _READ_COMMITTED: Final = 1
-_NO_ID: Final = bytes(16)
 
 
 def fetch(call: Call, request: FetchRequest) -> Answer | Later:
@@ -352,7 +351,7 @@ class _Poll:
 
 
 def _topic(key: TopicKey) -> FetchResponse.FetchableTopicResponse:
-    name, topic_id = (key, _NO_ID) if isinstance(key, str) else ("", key)
+    name, topic_id = (key, NO_ID) if isinstance(key, str) else ("", key)
     return FetchResponse.FetchableTopicResponse(topic=name, topic_id=topic_id)
 
 

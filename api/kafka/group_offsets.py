@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 from tierlog.api.kafka.calls import Call
 from tierlog.api.kafka.error_codes import Code, Refused, code_of
 from tierlog.api.kafka.groups import check_group, coordinator_code, coordinator_of
-from tierlog.api.kafka.partitions import topic_of, topic_of_id
+from tierlog.api.kafka.operations import operations_of_group
+from tierlog.api.kafka.partitions import ADMINISTERING, topic_of, topic_of_id
 from tierlog.api.serving.grants import Scope
 from tierlog.broker.group_coordinator.coordinator import GroupState
 from tierlog.broker.group_coordinator.group_events import Identity, State
@@ -48,15 +49,11 @@ from tierlog.record_format.kafka_messages.messages import (
 )
 
 READ: Final = (Scope.READ,)
-ADMIN: Final = (Scope.ADMIN,)
 CLASSIC: Final = "classic"
 _WITH_IDS: Final = 10
 _COMMIT_NOT_FOUND_FROM: Final = 9
 _FETCH_SEVERAL_FROM, _FETCH_ERROR_FROM = 8, 2
 _DESCRIBE_NOT_FOUND_FROM: Final = 6
-# AclOperation: what a client may do with a group, as bits.
-_MAY_READ: Final = 1 << 3 | 1 << 8  # READ, DESCRIBE
-_MAY_DELETE: Final = 1 << 6
 
 _CommitTopic = OffsetCommitRequest.OffsetCommitRequestTopic
 _CommitPartition = OffsetCommitRequest.OffsetCommitRequestPartition
@@ -342,8 +339,7 @@ def _described(call: Call, request: DescribeGroupsRequest, name: str) -> _Descri
     if code is Code.GROUP_ID_NOT_FOUND:
         described.error_message = f"Group {name} not found."
     if request.include_authorized_operations and code is None:
-        is_admin = Scope.ADMIN in call.session.grant.scopes
-        described.authorized_operations = _MAY_READ | (_MAY_DELETE if is_admin else 0)
+        described.authorized_operations = operations_of_group(call)
     return described
 
 
@@ -398,7 +394,7 @@ def _listed(call: Call, request: ListGroupsRequest) -> list[ListGroupsResponse.L
 async def delete_groups(call: Call, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
     results = []
     for name in request.groups_names:
-        code = check_group(call, name, ADMIN)
+        code = check_group(call, name, ADMINISTERING)
         if code is None:
             code = await _deleted(call, name)
         results.append(DeleteGroupsResponse.DeletableGroupResult(group_id=name, error_code=code))
@@ -418,7 +414,7 @@ async def _deleted(call: Call, name: str) -> Code:
 
 
 async def offset_delete(call: Call, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
-    if (code := check_group(call, request.group_id, ADMIN)) is not None:
+    if (code := check_group(call, request.group_id, ADMINISTERING)) is not None:
         return OffsetDeleteResponse(error_code=code)
     codes = {topic.name: _delete_code(call, topic.name) for topic in request.topics}
     places = [

@@ -6,21 +6,26 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 
 from tierlog.api.kafka.calls import Call
 from tierlog.api.kafka.context import NODE_ID
-from tierlog.api.kafka.error_codes import Code, code_of
+from tierlog.api.kafka.error_codes import Code, Refused, code_of
 from tierlog.api.kafka.operations import UNASKED, operations_of_cluster, operations_of_topic
-from tierlog.api.serving.grants import Scope
+from tierlog.api.kafka.partitions import (
+    ADMINISTERING,
+    DESCRIBING,
+    NO_ID,
+    seen_topics,
+    topic_of,
+    topic_of_id,
+)
 from tierlog.broker.topics import Topic
-from tierlog.record_format.checkpoint_files import format_topic_id, parse_topic_id
+from tierlog.record_format.checkpoint_files import parse_topic_id
 from tierlog.record_format.errors import Forbidden, TierlogError, TopicExists, UnknownTopic
 from tierlog.record_format.kafka_messages.messages import MetadataRequest, MetadataResponse
 
-_NO_ID = bytes(16)
 _ALL_IF_EMPTY = 0  # the version in which no topics are all topics
 
 
@@ -28,9 +33,7 @@ async def metadata(call: Call, request: MetadataRequest) -> MetadataResponse:
     context = call.context
     wants_all = request.topics is None or (not request.topics and call.version == _ALL_IF_EMPTY)
     if wants_all:
-        names = [one.name for one in context.broker.list_topics(internal=True)]
-        seen = [name for name in names if call.session.grant.sees_topic(name)]
-        topics = list(_described(call, seen))
+        topics = list(_described(call, seen_topics(call)))
     else:
         topics = [
             await _one(call, wanted, creates=request.allow_auto_topic_creation)
@@ -62,19 +65,17 @@ def _described(
 async def _one(
     call: Call, wanted: MetadataRequest.MetadataRequestTopic, *, creates: bool
 ) -> MetadataResponse.MetadataResponseTopic:
-    broker, grant = call.context.broker, call.session.grant
-    if wanted.topic_id != _NO_ID:
+    broker = call.context.broker
+    if wanted.topic_id != NO_ID:
         return _by_id(call, wanted.topic_id)
     name = wanted.name or ""
     try:
-        grant.check_topic(name)
-        grant.check_scopes((Scope.READ, Scope.PRODUCE))
         try:
-            return describe(broker.topic(name))
+            return describe(topic_of(call, name, DESCRIBING))
         except UnknownTopic:
             if not (creates and call.context.settings.auto_create_topics):
                 raise
-            grant.check_scopes((Scope.ADMIN,))
+            call.session.grant.check_scopes(ADMINISTERING)
         with suppress(TopicExists):  # another client was faster
             await call.context.write(
                 broker.create_topic, name, partitions=call.context.settings.num_partitions
@@ -86,10 +87,8 @@ async def _one(
 
 def _by_id(call: Call, topic_id: bytes) -> MetadataResponse.MetadataResponseTopic:
     try:
-        topic = call.context.broker.topic_by_id(format_topic_id(uuid.UUID(bytes=topic_id)))
-        call.session.grant.check_topic(topic.record.name)
-        return describe(topic)
-    except (UnknownTopic, Forbidden):
+        return describe(topic_of_id(call, topic_id, DESCRIBING))
+    except (Refused, Forbidden):
         return MetadataResponse.MetadataResponseTopic(
             error_code=Code.UNKNOWN_TOPIC_ID, name=None, topic_id=topic_id
         )

@@ -1,8 +1,11 @@
-"""Finds the topics and partitions that a request names, for a client that may use them."""
+"""Finds the topics and partitions that a request names, for a client that may use them, and says
+what it may not.
+"""
 
 from __future__ import annotations
 
 import uuid
+from typing import Final
 
 from tierlog.api.kafka.calls import Call
 from tierlog.api.kafka.error_codes import Code, Refused
@@ -10,9 +13,26 @@ from tierlog.api.serving.grants import Scope
 from tierlog.broker.partition import Partition
 from tierlog.broker.topics import Topic
 from tierlog.record_format.checkpoint_files import format_topic_id
-from tierlog.record_format.errors import UnknownTopic
+from tierlog.record_format.errors import Forbidden, UnknownTopic
 
-DESCRIBING = (Scope.READ, Scope.PRODUCE)
+DESCRIBING: Final = (Scope.READ, Scope.PRODUCE)
+ADMINISTERING: Final = (Scope.ADMIN,)
+NO_ID: Final = bytes(16)  # of a topic that is named, or that there is not
+
+
+def refusal_of(call: Call, scopes: tuple[Scope, ...]) -> str:
+    """Why the client may not do what needs one of the scopes; empty if it may."""
+    try:
+        call.session.grant.check_scopes(scopes)
+    except Forbidden as error:
+        return str(error)
+    return ""
+
+
+def seen_topics(call: Call) -> list[str]:
+    """The names of all topics that the client may see, in their order."""
+    listed = call.context.broker.list_topics(internal=True)
+    return [one.name for one in listed if call.session.grant.sees_topic(one.name)]
 
 
 def topic_of(call: Call, name: str, scopes: tuple[Scope, ...]) -> Topic:

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from tierlog.api.kafka.calls import Answer, Call, EndConnection, Later
-from tierlog.api.kafka.error_codes import Code, Refused, code_of
+from tierlog.api.kafka.error_codes import Code, Refused, code_of, text_of
 from tierlog.api.kafka.partitions import topic_of, topic_of_id
 from tierlog.api.kafka.settings import MIB
 from tierlog.api.serving.grants import Scope
@@ -35,7 +35,6 @@ from tierlog.record_format.batch import TRANSACTIONAL_BIT
 from tierlog.record_format.errors import (
     InvalidRecord,
     LogOfflineError,
-    RequestError,
     RequestTooLarge,
     TierlogError,
 )
@@ -271,10 +270,9 @@ def _result(piece: _Piece) -> ProduceResponse.PartitionProduceResponse:
 
 
 def _failure(number: int, error: BaseException | None) -> ProduceResponse.PartitionProduceResponse:
-    """Only what the client did wrong is put in words: other texts may name local files."""
     assert error is not None, "it was appended or refused"
     records = error.records if isinstance(error, InvalidRecord) else ()
-    text = str(error) if isinstance(error, RequestError) else None
+    text = text_of(error)
     return ProduceResponse.PartitionProduceResponse(
         index=number,
         error_code=code_of(error),

@@ -5,11 +5,11 @@ them.
 from __future__ import annotations
 
 from tierlog.api.kafka.calls import Call
-from tierlog.api.kafka.error_codes import Code, code_of
-from tierlog.api.kafka.partitions import topic_of
+from tierlog.api.kafka.error_codes import Code, code_of, text_of
+from tierlog.api.kafka.partitions import refusal_of, topic_of
 from tierlog.api.serving.grants import Scope
 from tierlog.hot_tier.producer_state import Producer, new_producer_id
-from tierlog.record_format.errors import Forbidden, RequestError, TierlogError
+from tierlog.record_format.errors import TierlogError
 from tierlog.record_format.kafka_messages.messages import (
     DescribeProducersRequest,
     DescribeProducersResponse,
@@ -24,9 +24,7 @@ def init_producer_id(call: Call, request: InitProducerIdRequest) -> InitProducer
     """
     if request.transactional_id is not None:
         return InitProducerIdResponse(error_code=Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-    try:
-        call.session.grant.check_scopes((Scope.PRODUCE,))
-    except Forbidden:
+    if refusal_of(call, (Scope.PRODUCE,)):
         return InitProducerIdResponse(error_code=Code.CLUSTER_AUTHORIZATION_FAILED)
     return InitProducerIdResponse(producer_id=new_producer_id(), producer_epoch=0)
 
@@ -56,7 +54,7 @@ async def _described(
         found.active_producers = [_state(producer) for producer in producers]
     except TierlogError as error:
         found.error_code = code_of(error)
-        found.error_message = str(error) if isinstance(error, RequestError) else None
+        found.error_message = text_of(error)
     return found
 
 

@@ -27,10 +27,9 @@ import structlog
 from tierlog.api.kafka.access import may_show_secret
 from tierlog.api.kafka.calls import Call, EndConnection, Exchange, Session
 from tierlog.api.kafka.error_codes import Code
-from tierlog.api.serving.grants import Scope
+from tierlog.api.kafka.partitions import ADMINISTERING, refusal_of
 from tierlog.api.serving.scram import HASHES, ScramError, ScramServer, Verifier
 from tierlog.api.serving.tokens import TokenEntry, TokensFile
-from tierlog.record_format.errors import Forbidden
 from tierlog.record_format.kafka_messages.messages import (
     DescribeUserScramCredentialsRequest,
     DescribeUserScramCredentialsResponse,
@@ -207,11 +206,9 @@ def describe_user_scram_credentials(
     call: Call, request: DescribeUserScramCredentialsRequest
 ) -> DescribeUserScramCredentialsResponse:
     """Of the users that are named; of all that have some if none is."""
-    try:
-        call.session.grant.check_scopes((Scope.ADMIN,))
-    except Forbidden as error:
+    if refusal := refusal_of(call, ADMINISTERING):
         return DescribeUserScramCredentialsResponse(
-            error_code=Code.CLUSTER_AUTHORIZATION_FAILED, error_message=str(error)
+            error_code=Code.CLUSTER_AUTHORIZATION_FAILED, error_message=refusal
         )
     named = Counter(one.name for one in request.users or ())
     tokens = call.context.access.tokens

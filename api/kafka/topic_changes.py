@@ -15,9 +15,8 @@ from typing import Final
 from tierlog.api.kafka.calls import Call
 from tierlog.api.kafka.config_entries import entries_of
 from tierlog.api.kafka.context import NODE_ID
-from tierlog.api.kafka.error_codes import Code, Refused, code_of
-from tierlog.api.kafka.partitions import topic_of, topic_of_id
-from tierlog.api.serving.grants import Scope
+from tierlog.api.kafka.error_codes import Code, Refused, code_of, text_of
+from tierlog.api.kafka.partitions import ADMINISTERING, NO_ID, topic_of, topic_of_id
 from tierlog.broker.internal_topics import check_may_alter, check_may_create, check_may_delete
 from tierlog.broker.topics import Topic
 from tierlog.hot_tier.log_config import LogConfig
@@ -36,8 +35,6 @@ from tierlog.record_format.kafka_messages.messages import (
 from tierlog.record_format.topic_rules import ConfigValue
 
 _DEFAULT: Final = -1
-_NO_ID: Final = bytes(16)
-_ADMIN: Final = (Scope.ADMIN,)
 _HIGH_WATERMARK: Final = -1
 _DUPLICATE: Final = "Duplicate topic name."
 
@@ -66,7 +63,7 @@ async def create_topics(call: Call, request: CreateTopicsRequest) -> CreateTopic
 
 def _not_created(name: str, error: Exception) -> CreateTopicsResponse.CreatableTopicResult:
     return CreateTopicsResponse.CreatableTopicResult(
-        name=name, error_code=code_of(error), error_message=str(error)
+        name=name, error_code=code_of(error), error_message=text_of(error)
     )
 
 
@@ -75,7 +72,7 @@ async def _create(
 ) -> CreateTopicsResponse.CreatableTopicResult:
     broker, name = call.context.broker, wanted.name
     call.session.grant.check_topic(name)
-    call.session.grant.check_scopes(_ADMIN)
+    call.session.grant.check_scopes(ADMINISTERING)
     check_may_create(name)
     partitions = _partition_count(call, wanted)
     config = _config_of(wanted)
@@ -194,20 +191,20 @@ async def delete_topics(call: Call, request: DeleteTopicsRequest) -> DeleteTopic
             check_may_delete(topic.record.name)
             await call.context.write(call.context.broker.delete_topic, topic.record.name)
         except (TierlogError, OSError) as error:
-            result.error_code, result.error_message = code_of(error), str(error)
+            result.error_code, result.error_message = code_of(error), text_of(error)
         done.append(result)
     return DeleteTopicsResponse(responses=done)
 
 
 def _topic_to_delete(call: Call, wanted: DeleteTopicsRequest.DeleteTopicState) -> Topic:
     """Raises Refused, Forbidden, UnknownTopic."""
-    if wanted.name is not None and wanted.topic_id != _NO_ID:
+    if wanted.name is not None and wanted.topic_id != NO_ID:
         raise Refused(Code.INVALID_REQUEST, "You may not specify both topic name and topic id.")
     if wanted.name is not None:
-        return topic_of(call, wanted.name, _ADMIN)
-    if wanted.topic_id == _NO_ID:
+        return topic_of(call, wanted.name, ADMINISTERING)
+    if wanted.topic_id == NO_ID:
         raise Refused(Code.INVALID_REQUEST, "Neither topic name nor id were specified.")
-    return topic_of_id(call, wanted.topic_id, _ADMIN)
+    return topic_of_id(call, wanted.topic_id, ADMINISTERING)
 
 
 # --- CreatePartitions -----------------------------------------------------------------------------
@@ -225,7 +222,7 @@ async def create_partitions(
                 raise Refused(Code.INVALID_REQUEST, _DUPLICATE)
             await _add_partitions(call, one, validate_only=request.validate_only)
         except (TierlogError, OSError) as error:
-            result.error_code, result.error_message = code_of(error), str(error)
+            result.error_code, result.error_message = code_of(error), text_of(error)
         done.append(result)
     return CreatePartitionsResponse(results=done)
 
@@ -233,7 +230,7 @@ async def create_partitions(
 async def _add_partitions(
     call: Call, wanted: CreatePartitionsRequest.CreatePartitionsTopic, *, validate_only: bool
 ) -> None:
-    broker, topic = call.context.broker, topic_of(call, wanted.name, _ADMIN)
+    broker, topic = call.context.broker, topic_of(call, wanted.name, ADMINISTERING)
     count = topic.record.partitions
     if wanted.count == count:
         raise Refused(Code.INVALID_PARTITIONS, f"Topic already has {count} partition(s).")
@@ -246,8 +243,9 @@ async def _add_partitions(
     if wanted.assignments is not None:
         _check_assignments(wanted, added=wanted.count - count)
     check_may_alter(wanted.name, config={}, partitions=wanted.count)
-    broker.check_altered_topic(wanted.name, partitions=wanted.count)
-    if not validate_only:
+    if validate_only:
+        broker.check_altered_topic(wanted.name, partitions=wanted.count)
+    else:
         await call.context.write(broker.alter_topic, wanted.name, partitions=wanted.count)
         call.context.waiting.wake_topic(topic)
 
@@ -286,7 +284,7 @@ async def _delete_before(
         partition_index=number, low_watermark=-1
     )
     try:
-        topic = topic_of(call, name, _ADMIN)
+        topic = topic_of(call, name, ADMINISTERING)
         if topic.record.internal:
             raise Refused(Code.INVALID_TOPIC_EXCEPTION)
         _check_policy(topic)
