@@ -313,12 +313,14 @@ class SearchRun:
         progress.offsets = max(progress.offsets, passed)
 
     def _count(self, piece: Piece) -> None:
-        progress = self.progress
-        progress.found += piece.found
-        progress.records += piece.records
-        progress.read_bytes += piece.read_bytes
-        progress.too_large += piece.too_large
+        self.progress.found += piece.found
+        self._count_reading(piece)
         self._stand_at(*piece.place)
+
+    def _count_reading(self, piece: Piece) -> None:
+        self.progress.records += piece.records
+        self.progress.read_bytes += piece.read_bytes
+        self.progress.too_large += piece.too_large
 
 
 class Range(NamedTuple):

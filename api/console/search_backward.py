@@ -204,11 +204,6 @@ class BackwardRun(SearchRun):
         await asyncio.sleep(time.monotonic() - began_s)  # half of the time is for all others
         return piece
 
-    def _count_reading(self, piece: Piece) -> None:
-        self.progress.records += piece.records
-        self.progress.read_bytes += piece.read_bytes
-        self.progress.too_large += piece.too_large
-
     def _newest_span(self, part: _Part) -> _Span | None:
         """The newest segment that may have wanted records below the end of what is left."""
         while True:

@@ -27,7 +27,7 @@ from tierlog.api.http.responses import AnyResponse
 from tierlog.api.http.settings import HttpSettings
 from tierlog.api.serving.kafka_counts import KafkaCounts
 from tierlog.api.serving.waiting_requests import WaitingRequests
-from tierlog.api.serving.workers import Workers, close_late
+from tierlog.api.serving.workers import Workers, call_on_loop, close_late
 from tierlog.broker.broker import Broker
 from tierlog.broker.partition import Partition
 from tierlog.broker.segment_listing import SegmentBytes
@@ -283,10 +283,7 @@ class AllCompleted:
     def _one_done(self, _: Future[Any]) -> None:
         # `next` is atomic: exactly one of several threads sees the last number.
         if next(self._count) == self._last:
-            try:
-                self._loop.call_soon_threadsafe(self._wake, context=self._context)
-            except RuntimeError:  # the loop is closed: the server has stopped
-                assert self._loop.is_closed()
+            call_on_loop(self._loop, self._wake, context=self._context)
 
     def _wake(self) -> None:
         callback, self._callback = self._callback, None

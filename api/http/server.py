@@ -30,13 +30,12 @@ from tierlog.api.http.responses import Response
 from tierlog.api.protocol.connection import HttpConnection, connection_class
 from tierlog.api.protocol.messages import encode_head
 from tierlog.api.protocol.service import ConnectionLimits, Service
-from tierlog.api.serving.listening import TlsServer, set_tcp_timeouts
+from tierlog.api.serving.listening import BACKLOG, TlsServer, listen
 from tierlog.host.threads import Threads
 from tierlog.record_format.errors import RequestError, Throttled, TierlogError
 
 log = structlog.get_logger(__name__)
 _HEALTH_PATHS = ("/healthz", "/readyz")
-_BACKLOG = 2048
 _ABORT_GRACE_S = 1.0
 
 
@@ -105,24 +104,18 @@ class _Server(uvicorn.Server):
 
     async def _listen(self, sock: socket.socket) -> asyncio.Server | TlsServer:
         config, settings = self.config, self._context.settings
-        set_tcp_timeouts(sock, send_idle_timeout_ms=settings.send_idle_timeout_ms)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for this one's successor
-        sock.listen(config.backlog)  # uvloop would not raise the error
 
         def new_protocol() -> asyncio.Protocol:
             return config.http_protocol_class(  # type: ignore[call-arg]
                 config=config, server_state=self.server_state, app_state=self.lifespan.state
             )
 
-        if config.ssl is None:
-            loop = asyncio.get_running_loop()
-            return await loop.create_server(new_protocol, sock=sock, backlog=config.backlog)
-        sock.setblocking(False)
-        return TlsServer(
+        return await listen(
             sock,
             new_protocol,
             config.ssl,
-            handshake_timeout_s=settings.header_timeout_ms / 1000,  # it is part of the head
+            send_idle_timeout_ms=settings.send_idle_timeout_ms,
+            handshake_timeout_ms=settings.header_timeout_ms,  # it is part of the head
             is_full=lambda: self._count_connections() >= 2 * settings.connections_max,
         )
 
@@ -191,7 +184,7 @@ def configured_server(
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            backlog=_BACKLOG,
+            backlog=BACKLOG,
             timeout_keep_alive=max(1, settings.keep_alive_ms // 1000),
             # The rest of the time is for the broker to close its logs.
             timeout_graceful_shutdown=max(1, settings.shutdown_timeout_ms * 4 // 5000),

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -128,36 +127,6 @@ def coordinator_code(error: BaseException) -> Code:
     return Code[error_of(error)]
 
 
-def _later(
-    call: Call,
-    begin: Callable[[Callable[[T], None]], None],
-    build: Callable[[T], Answer],
-    stopped: T,
-) -> Later:
-    """A future: the answer built of what `begin`'s callback is called with, in any thread."""
-    loop, waiting = asyncio.get_running_loop(), call.context.waiting
-    future: Later = loop.create_future()
-
-    def complete(body: T) -> None:
-        if not future.done():
-            future.set_result(build(body))
-
-    def reply(body: T) -> None:
-        try:
-            loop.call_soon_threadsafe(complete, body)
-        except RuntimeError:  # the loop is closed: the server has stopped
-            assert loop.is_closed()
-
-    def stop() -> None:
-        complete(stopped)
-
-    waiting.add_cancel(stop)
-    future.add_done_callback(lambda _: waiting.discard_cancel(stop))
-    if not future.done():
-        begin(reply)
-    return future
-
-
 # --- JoinGroup ------------------------------------------------------------------------------------
 
 
@@ -179,12 +148,14 @@ def join_group(
     join = _join(call, request)
     stopped = Joined(GroupError.NOT_COORDINATOR, request.member_id)
 
+    def answer(body: Joined) -> Answer:
+        return _joined(call, body, Code[body.error])
+
     def make() -> Later:
-        return _later(
-            call,
+        return call.context.waiting.answer_later(
             lambda reply: coordinator_of(call).join(request.group_id, join, reply),
-            lambda body: _joined(call, body, Code[body.error]),
-            stopped,
+            answer,
+            stop=lambda: answer(stopped),
         )
 
     return when_ready(call, make, refuse)
@@ -248,17 +219,16 @@ def sync_group(
     )
 
     def make() -> Later:
-        return _later(
-            call,
+        return call.context.waiting.answer_later(
             lambda reply: coordinator_of(call).sync(request.group_id, sync, reply),
             _synced,
-            Synced(GroupError.NOT_COORDINATOR),
+            stop=lambda: _synced(Synced(GroupError.NOT_COORDINATOR)),
         )
 
     return when_ready(call, make, refuse)
 
 
-def _synced(body: Synced) -> SyncGroupResponse:
+def _synced(body: Synced) -> Answer:
     return SyncGroupResponse(
         error_code=Code[body.error],
         protocol_type=body.protocol_type,

@@ -6,16 +6,13 @@ import asyncio
 import socket
 import ssl
 from contextlib import suppress
-from typing import Final
 
 from tierlog.api.kafka.calls import Calls, Row, Session
 from tierlog.api.kafka.connection import SCRATCH_BYTES, KafkaConnection
 from tierlog.api.kafka.context import KafkaContext
-from tierlog.api.serving.listening import TlsServer, set_tcp_timeouts
+from tierlog.api.serving.listening import TlsServer, listen
 from tierlog.api.serving.slice_sender import SendScheduler
 from tierlog.record_format.kafka_messages.apis import api_of
-
-_BACKLOG: Final = 2048
 
 
 class KafkaListener:
@@ -31,24 +28,13 @@ class KafkaListener:
         self._all_ended: asyncio.Event | None = None  # set while it stops
 
     async def start(self, tls: ssl.SSLContext | None) -> None:
-        settings, sock = self.context.settings, self._sock
-        set_tcp_timeouts(sock, send_idle_timeout_ms=settings.send_idle_timeout_ms)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for this one's successor
-        sock.listen(_BACKLOG)
-
-        def new_protocol() -> KafkaConnection:
-            return KafkaConnection(self)
-
-        if tls is None:
-            loop = asyncio.get_running_loop()
-            self._server = await loop.create_server(new_protocol, sock=sock, backlog=_BACKLOG)
-            return
-        sock.setblocking(False)
-        self._server = TlsServer(
-            sock,
-            new_protocol,
+        settings = self.context.settings
+        self._server = await listen(
+            self._sock,
+            lambda: KafkaConnection(self),
             tls,
-            handshake_timeout_s=settings.request_idle_timeout_ms / 1000,
+            send_idle_timeout_ms=settings.send_idle_timeout_ms,
+            handshake_timeout_ms=settings.request_idle_timeout_ms,
             is_full=lambda: len(self._connections) >= settings.connections_max,
         )
 

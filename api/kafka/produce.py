@@ -28,6 +28,7 @@ from tierlog.api.serving.produced_batches import (
     limits_of,
     stays_as_produced,
 )
+from tierlog.api.serving.workers import call_on_loop
 from tierlog.broker.partition import Partition
 from tierlog.hot_tier.log_writer import Acks, AppendResult
 from tierlog.record_format import codecs
@@ -237,10 +238,7 @@ def _when_all_done(futures: Sequence[Future[Any]], complete: Callable[[], None])
 
     def done(_: Future[Any]) -> None:
         if next(count) == last:  # `next` is atomic: one thread sees the last number
-            try:
-                loop.call_soon_threadsafe(complete)
-            except RuntimeError:  # the loop is closed: the server has stopped
-                assert loop.is_closed()
+            call_on_loop(loop, complete)
 
     for future in futures:
         future.add_done_callback(done)

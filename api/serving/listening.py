@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+BACKLOG: Final = 2048
 _ACCEPT_RETRY_S: Final = 1.0  # after a lack of descriptors; as asyncio's own server
 
 
@@ -38,7 +39,33 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def set_tcp_timeouts(sock: socket.socket, *, send_idle_timeout_ms: int) -> None:
+async def listen(
+    sock: socket.socket,
+    new_protocol: Callable[[], asyncio.BaseProtocol],
+    tls: ssl.SSLContext | None,
+    *,
+    send_idle_timeout_ms: int,
+    handshake_timeout_ms: int,
+    is_full: Callable[[], bool],
+) -> asyncio.Server | TlsServer:
+    """Serve on a bound socket. The last two are for TLS: see `TlsServer`."""
+    _set_tcp_timeouts(sock, send_idle_timeout_ms=send_idle_timeout_ms)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for this one's successor
+    sock.listen(BACKLOG)  # uvloop would not raise the error
+    if tls is None:
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(new_protocol, sock=sock, backlog=BACKLOG)
+    sock.setblocking(False)
+    return TlsServer(
+        sock,
+        new_protocol,
+        tls,
+        handshake_timeout_s=handshake_timeout_ms / 1000,
+        is_full=is_full,
+    )
+
+
+def _set_tcp_timeouts(sock: socket.socket, *, send_idle_timeout_ms: int) -> None:
     """Have the kernel end connections whose clients have stopped reading, or no longer exist.
 
     Connections inherit the options from the listening socket. None of our code runs while a

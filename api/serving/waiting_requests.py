@@ -12,9 +12,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from typing import TypeVar
 
+from tierlog.api.serving.workers import call_on_loop
 from tierlog.broker.partition import Partition
 from tierlog.broker.topics import Topic
+from tierlog.record_format.errors import TierlogError
+
+T = TypeVar("T")
+A = TypeVar("A")
 
 Wake = Callable[[], object]
 
@@ -45,6 +51,40 @@ class WaitingRequests:
         self.is_stopping = True
         for cancel in list(self._cancels):
             cancel()
+
+    def answer_later(
+        self,
+        begin: Callable[[Callable[[T], None]], None],
+        build: Callable[[T], A],
+        *,
+        stop: Callable[[], A],
+    ) -> asyncio.Future[A]:
+        """What `build`, on the event loop, makes of the value that `begin`'s callback is called
+        with, from any thread. If the server stops before, it is what `stop` returns, or the error
+        that it raises.
+        """
+        loop = asyncio.get_running_loop()
+        later: asyncio.Future[A] = loop.create_future()
+
+        def complete(value: T) -> None:
+            if not later.done():
+                later.set_result(build(value))
+
+        def reply(value: T) -> None:
+            call_on_loop(loop, complete, value)
+
+        def cancel() -> None:
+            if not later.done():
+                try:
+                    later.set_result(stop())
+                except TierlogError as error:
+                    later.set_exception(error)
+
+        self.add_cancel(cancel)
+        later.add_done_callback(lambda _: self.discard_cancel(cancel))
+        if not later.done():
+            begin(reply)
+        return later
 
     def wait_beyond(self, partition: Partition, offset: int, wake: Wake) -> Callable[[], None]:
         """Call `wake` once, when the high watermark is above `offset` or the partition has been
@@ -119,10 +159,7 @@ class _Waiting:
         generation, self._lowest = self._generation, offset
 
         def callback() -> None:
-            try:
-                self._loop.call_soon_threadsafe(self._wake, generation)
-            except RuntimeError:  # the loop is closed: the server has stopped
-                assert self._loop.is_closed()
+            call_on_loop(self._loop, self._wake, generation)
 
         self._cancel = self._partition.wait_beyond(offset, callback)
 

@@ -10,7 +10,10 @@ nor `/metrics`.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextvars import Context
 from typing import Any
 
 from tierlog.broker.partition import Partition
@@ -43,6 +46,19 @@ class Workers:
     def close(self) -> None:
         for pool in self._pools:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def call_on_loop(
+    loop: asyncio.AbstractEventLoop,
+    call: Callable[..., object],
+    *args: object,
+    context: Context | None = None,
+) -> None:
+    """Have the event loop make the call, from any thread; never, once the server has stopped."""
+    try:
+        loop.call_soon_threadsafe(call, *args, context=context)
+    except RuntimeError:
+        assert loop.is_closed()
 
 
 def close_late(future: Future[Any]) -> None:

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, NoReturn, TypeVar
 
 import msgspec
 from fastapi import Response
@@ -206,25 +206,12 @@ class _Joining:
 
     async def _answer(self, begin: Callable[[Callable[[T], None]], None]) -> T:
         """What the coordinator answers. Raises ShuttingDown."""
-        loop, waiting = asyncio.get_running_loop(), self._context.waiting
-        future: asyncio.Future[T] = loop.create_future()
+        return await self._context.waiting.answer_later(begin, _as_it_is, stop=_shutting_down)
 
-        def complete(body: T) -> None:
-            if not future.done():
-                future.set_result(body)
 
-        def reply(body: T) -> None:
-            with suppress(RuntimeError):  # the loop is closed: the server has stopped
-                loop.call_soon_threadsafe(complete, body)
+def _as_it_is(body: T) -> T:
+    return body
 
-        def stop() -> None:
-            if not future.done():
-                future.set_exception(ShuttingDown("the broker is shutting down"))
 
-        waiting.add_cancel(stop)
-        try:
-            if not future.done():
-                begin(reply)
-            return await future
-        finally:
-            waiting.discard_cancel(stop)
+def _shutting_down() -> NoReturn:
+    raise ShuttingDown("the broker is shutting down")
