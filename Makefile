@@ -22,7 +22,7 @@ help:
 	@echo "make test     the tests, in three processes: WORKERS=4, TESTS=tests/unit"
 	@echo "make test-uvicorn  the connection's tests on the oldest uvicorn that pyproject.toml admits"
 	@echo "make test-spark  Spark's tests on another PySpark, the oldest: SPARK=4.1.4"
-	@echo "make judges   the tests of other projects, unmodified, on our Kafka listener; fetches Go if there is none"
+	@echo "make judges   other projects' tests and clients on our Kafka listener; fetches Go if there is none, needs a C compiler, npm, a JDK with Maven, and kcat or apt-get"
 	@echo "make soak     the long tests, on a real S3 server; those without an end for MINUTES=10 each"
 	@echo "make check    format, lint, types, the directions between the rooms, known vulnerabilities"
 	@echo "make s3       a real S3 server on this machine, without Docker"
@@ -80,7 +80,7 @@ judges: setup
 soak: setup
 	TIERLOG_SOAK_MINUTES=$(or $(MINUTES),10) \
 	    $(BIN)/python localstack/s3_server.py --exec $(BIN)/pytest -q -s \
-	    -o faulthandler_timeout=0 -m soak $(or $(TESTS),tests/soak tests/simulation tests/integration/spark)
+	    -o faulthandler_timeout=0 -m soak $(or $(TESTS),tests/soak tests/simulation tests/model tests/integration tests/judges)
 
 check: setup
 	$(BIN)/ruff format --check

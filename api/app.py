@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -31,14 +32,25 @@ DESCRIPTION = (
 def create_app(broker: Broker, settings: HttpSettings) -> TierlogApp:
     """Create the application of an open broker. The caller closes the broker after its shutdown."""
     context = Context(broker, settings)
+    if broker.cluster is not None:
+        # Imported here: a broker alone pays neither time nor memory for it.
+        from tierlog.api.http.gateway import Gateway
+        from tierlog.api.http.metrics.cluster_metrics import ClusterMetrics
+
+        context.gateway = Gateway(context, broker.cluster)
+        passed_on = context.gateway.passed_on
+        context.metrics.register(ClusterMetrics(broker, broker.cluster, passed_on))
     console = Console(context)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await context.access.refresh()
         console.start()
-        yield
+        with broker.gathering_appends(asyncio.get_running_loop().call_soon):
+            yield
         await console.stop()
+        if context.gateway is not None:
+            await context.gateway.close()
         context.close()
 
     openapi_call = document_call(lambda: app.openapi())  # noqa: PLW0108  `app` does not exist yet

@@ -27,6 +27,7 @@ import httpx2
 from bench.children import ROOT, free_port
 from bench.records import batch_of_size
 from bench.report import Report, Target
+from bench.rounds import resident_mib_of
 from tierlog.client.client import Client
 
 ROUNDS: Final = 5
@@ -103,10 +104,7 @@ class _Broker:
         self.pid, self.url, self.ready_s = pid, url, ready_s
 
     def resident_mb(self) -> float:
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024 / 1e6
-        raise AssertionError("Linux reports a process's resident set")
+        return resident_mib_of(self.pid) * (1 << 20) / 1e6
 
     def has_mapped(self, name: str) -> bool:
         return name in Path(f"/proc/{self.pid}/maps").read_text()

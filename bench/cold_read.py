@@ -20,7 +20,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import tempfile
 import time
@@ -37,7 +36,7 @@ from bench.children import Server
 from bench.cold_topic import BATCH_BYTES, COLD_BYTES, MIB, SEGMENT_BYTES, Pass, Reader
 from bench.records import batch_of_size
 from bench.report import Report, Target
-from bench.rounds import cpu_seconds_of_tree
+from bench.rounds import cpu_seconds_of_tree, resident_mib_of
 from bench.s3 import Bucket, SlowProxy
 from bench.wire import percentile
 from tierlog.cold_tier.chunk_fills import WINDOW_MAX
@@ -202,12 +201,12 @@ def _count_requests(report: Report, folder: Path, bucket: Bucket) -> None:
 def _many_readers(report: Report, folder: Path, bucket: Bucket) -> None:
     with cold_topic.broker(folder, *bucket.flags) as broker:
         cold_topic.settle(broker)
-        before, most = _resident_mib(broker.pid), 0.0
+        before, most = resident_mib_of(broker.pid), 0.0
         ends = time.monotonic() + READERS_S
         with ThreadPoolExecutor(READERS) as pool:
             readers = [pool.submit(_read_until, broker, n, ends=ends) for n in range(READERS)]
             while not all(reader.done() for reader in readers):
-                most = max(most, _resident_mib(broker.pid))
+                most = max(most, resident_mib_of(broker.pid))
                 time.sleep(0.05)
         totals = [reader.result() for reader in readers]
     report.add(
@@ -234,13 +233,6 @@ def _read_until(broker: Server, number: int, *, ends: float) -> int:
             offset, size = reader.read(offset % (batches * records), max_bytes=MIB)
             total += size
     return total
-
-
-def _resident_mib(pid: int) -> float:
-    status = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(r"VmRSS:\s+(\d+) kB", status)
-    assert found is not None
-    return int(found[1]) / 1024
 
 
 # --- a distant store, and one that is slow at times ----------------------------------------------

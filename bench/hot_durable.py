@@ -80,7 +80,7 @@ def measure(folder: Path, *, rounds: int) -> Report:
 def _group_commit(folder: Path, body: bytes, produce: Produce) -> float:
     timer = FlushTimer()
     with opened(folder) as log, ThreadPoolExecutor(8) as executor:
-        commit = GroupCommit(log.writer, executor, timer)
+        commit = GroupCommit(log.writer, executor.submit, timer)
         rate = produce(lambda own: commit.submit(Append(produced(own)), acks=Acks.ALL), body)
         commit.close()
     timer.close()

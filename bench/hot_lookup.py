@@ -102,12 +102,12 @@ def _add_lookups(report: Report, log: PartitionLog, rounds: int) -> None:
     report.add(
         "random offset, first touch",
         "µs",
-        [_median_us(lambda at: log.read(at, max_bytes=1).close(), offsets)],
+        [_median_us(lambda at: log.read_hot(at, max_bytes=1).close(), offsets)],
         [_median_us(lambda at: bisect.bisect_right(bases, at), offsets)],
     )
     first_times = [_median_us(lambda at: log.offset_for_timestamp(START_MS + at), offsets)]
     runs: dict[str, Callable[[], float]] = {
-        "offset": lambda: _median_us(lambda at: log.read(at, max_bytes=1).close(), offsets),
+        "offset": lambda: _median_us(lambda at: log.read_hot(at, max_bytes=1).close(), offsets),
         "time": lambda: _median_us(lambda at: log.offset_for_timestamp(START_MS + at), offsets),
         "bisect": lambda: _median_us(lambda at: bisect.bisect_right(bases, at), offsets),
     }

@@ -31,13 +31,14 @@ class Kafka(NamedTuple):
     pid: int
     server: str
 
-    def tool(self, name: str, *arguments: str) -> None:
-        """Run one of Kafka's tools. Raises RuntimeError with its output if it fails."""
+    def tool(self, name: str, *arguments: str) -> str:
+        """Run one of Kafka's tools: its output. Raises RuntimeError with it if it fails."""
         command = [*_java("WARN"), f"org.apache.kafka.tools.{name}"]
         command += ["--bootstrap-server", self.server, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{name} failed: {done.stdout[-1000:]}{done.stderr[-1000:]}")
+        return done.stdout
 
 
 @contextmanager
@@ -66,11 +67,11 @@ def kafka(folder: Path, settings: Mapping[str, object] | None = None) -> Iterato
 
 
 @contextmanager
-def tiered_kafka(folder: Path) -> Iterator[Kafka]:
+def tiered_kafka(folder: Path, settings: Mapping[str, object] | None = None) -> Iterator[Kafka]:
     """As `kafka`, with tiered storage in a local folder, by Kafka's own LocalTieredStorage."""
     fetch(_TIERED_JAR, into=_TIERED)
     storage = "org.apache.kafka.server.log.remote.storage.LocalTieredStorage"
-    settings = {
+    tiered = {
         "remote.log.storage.system.enable": "true",
         "remote.log.storage.manager.class.name": storage,
         "remote.log.storage.manager.class.path": f"{_TIERED}/*",
@@ -81,7 +82,7 @@ def tiered_kafka(folder: Path) -> Iterator[Kafka]:
         "remote.log.manager.task.interval.ms": MAINTENANCE_INTERVAL_MS,
         "log.retention.check.interval.ms": MAINTENANCE_INTERVAL_MS,
     }
-    with kafka(folder, settings) as broker:
+    with kafka(folder, {**tiered, **(settings or {})}) as broker:
         yield broker
 
 

@@ -2,18 +2,20 @@
 
 * Measured: the same frames to both, from one bare client on one connection. CPU of the broker's
   process per GB, one partition, batches of 1 MiB and of 16 KiB, uncompressed: produced with
-  `acks=all`, one in flight, then fetched hot; the latency of one durable produce of 1 KiB; the CPU
-  of a fetch in a session of 101 partitions, of which one has a new record.
+  `acks=all`, one in flight, then fetched hot; fetched cold, from a local folder, where each read is
+  the first; the latency of one durable produce of 1 KiB; the CPU of a fetch in a session of 101
+  partitions, of which one has a new record.
+* Records per second of Kafka's own performance tools, against both; CPU and memory of a broker
+  whose groups have nothing to read (`resting_groups`).
 * Ours flushes before each answer; Kafka answers from its page cache, with one replica.
-* Peer: Apache Kafka 4.3.1, with the JVM's defaults and 1 GiB of heap.
+* Peer: Apache Kafka 4.3.1, with the JVM's defaults and 1 GiB of heap, and its LocalTieredStorage.
 
-`python -m bench kafka_wire`; takes about three minutes, and the Kafka of the tests.
+`python -m bench kafka_wire`; takes about six minutes, and the Kafka of the tests.
 """
 
 from __future__ import annotations
 
-import socket
-import struct
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,127 +23,56 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from bench import children
 from bench.children import free_port
-from bench.kafka import kafka
+from bench.kafka import Kafka, tiered_kafka
+from bench.kafka_frames import (
+    FETCH_VERSION,
+    MIB,
+    Connection,
+    create_topics,
+    fetch_request,
+    frame_of,
+    produce_frame,
+)
 from bench.records import batch_of_size
 from bench.report import Report, Target
-from bench.rounds import cpu_seconds_of, interleave
-from tierlog.client.client import Client
+from bench.resting_groups import GROUPS, MEMBERS, TOPIC, resting
+from bench.rounds import cpu_seconds_of, interleave, resident_mib_of
 from tierlog.record_format.batch import parse_header
-from tierlog.record_format.kafka_messages import codec, messages
-from tierlog.record_format.kafka_messages.apis import APIS
-from tierlog.record_format.kafka_messages.messages import (
-    CreateTopicsRequest,
-    FetchRequest,
-    ListOffsetsRequest,
-    MetadataRequest,
-    ProduceRequest,
-)
+from tierlog.record_format.kafka_messages.messages import ListOffsetsRequest
 
 ROUNDS: Final = 5
 KIB: Final = 1 << 10
-MIB: Final = 1 << 20
 TOTAL_BYTES: Final = 256 * MIB  # of a run: CPU is counted in ticks
 SMALL_PRODUCES: Final = 1500
 IDLE: Final = 100
 IDLE_FETCHES: Final = 1000
-TOPICS: Final = {"large": 1, "small": 1, "one": 1, "idle": IDLE + 1}
-PRODUCE_VERSION: Final = 9
-FETCH_VERSION: Final = 12
-_APIS: Final = {api.name: api for api in APIS.values()}
+PERF_RECORDS: Final = 200_000  # of 1 KiB
+REST_S: Final = 5
+COLD_SEGMENT_BYTES: Final = 32 * MIB
+CACHE_BYTES: Final = 64 * MIB  # less than is read, so that each read of it all is the first
+OFFLOAD_TIMEOUT_S: Final = 60
+JOIN_MS: Final = "3000"  # so that the members of a group join at once
+TOPICS: Final = {
+    "large": 1,
+    "small": 1,
+    "one": 1,
+    "idle": IDLE + 1,
+    "cold": 1,
+    "perf": 1,
+    TOPIC: MEMBERS,
+}
+COLD: Final = {
+    "segment.bytes": COLD_SEGMENT_BYTES,
+    "local.retention.bytes": 1,
+    "remote.storage.enable": "true",
+}
 
 
 class Peer(NamedTuple):
     pid: int
     port: int
-
-
-class Connection:
-    """A bare client: frames out, frames in."""
-
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port))
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._buffer = memoryview(bytearray(64 * MIB))
-
-    def __enter__(self) -> Connection:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
-    def ask(self, request: msgspec.Struct, version: int) -> Any:
-        api = _api_of(request)
-        answer = self.exchange(frame_of(request, version))
-        start = 4 + api.response_header_version(version)
-        return codec.decode(
-            getattr(messages, f"{api.name}Response"), version, answer, position=start
-        )
-
-    def exchange(self, frame: bytes) -> memoryview:
-        """Send a frame, and receive the next one; it is good until the next call."""
-        self.socket.sendall(frame)
-        return self.receive()
-
-    def receive(self) -> memoryview:
-        (size,) = struct.unpack(">i", self._fill(4))
-        return self._fill(size)
-
-    def _fill(self, size: int) -> memoryview:
-        got = 0
-        while got < size:
-            more = self.socket.recv_into(self._buffer[got:size])
-            assert more, "the broker closed the connection"
-            got += more
-        return self._buffer[:size]
-
-
-def _api_of(request: msgspec.Struct) -> Any:
-    return _APIS[type(request).__name__.removesuffix("Request")]
-
-
-def frame_of(request: msgspec.Struct, version: int) -> bytes:
-    api = _api_of(request)
-    head = struct.pack(">hhih", api.key, version, 1, 5) + b"bench"
-    body = head + bytes(api.is_flexible(version)) + codec.encode(request, version)
-    return struct.pack(">i", len(body)) + body
-
-
-def produce_frame(topic: str, batch: bytes, *, partition: int = 0) -> bytes:
-    data = [ProduceRequest.PartitionProduceData(partition, batch)]
-    named = ProduceRequest.TopicProduceData(name=topic, partition_data=data)
-    return frame_of(ProduceRequest(None, -1, 30_000, [named]), PRODUCE_VERSION)
-
-
-def fetch_request(
-    topic: str, offsets: dict[int, int], *, max_bytes: int, **fields: Any
-) -> FetchRequest:
-    """`offsets`: by partition."""
-    wanted = [
-        FetchRequest.FetchPartition(
-            partition=number, fetch_offset=offset, partition_max_bytes=max_bytes
-        )
-        for number, offset in offsets.items()
-    ]
-    topics = [FetchRequest.FetchTopic(topic=topic, partitions=wanted)] if wanted else []
-    given: dict[str, Any] = {"max_wait_ms": 5000, "min_bytes": 1, "max_bytes": 50 * MIB, **fields}
-    return FetchRequest(topics=topics, **given)
-
-
-def create_topics(port: int, partitions: dict[str, int]) -> None:
-    creatable = CreateTopicsRequest.CreatableTopic
-    request = CreateTopicsRequest([creatable(*one, 1) for one in partitions.items()], 30_000)
-    with Connection(port) as client:
-        client.ask(request, 5)
-        deadline = time.monotonic() + 30
-        for name in partitions:
-            wanted = [MetadataRequest.MetadataRequestTopic(name=name)]
-            while client.ask(MetadataRequest(wanted), 9).topics[0].error_code:
-                assert time.monotonic() < deadline, f"{name} is not there"
-                time.sleep(0.05)
 
 
 # --- CPU per GB -----------------------------------------------------------------------------------
@@ -166,14 +97,15 @@ def produce_cpu(peer: Peer, topic: str, size: int) -> Callable[[], float]:
     return lambda: _spent(peer.pid, run)
 
 
-def fetch_cpu(peer: Peer, topic: str, size: int) -> Callable[[], float]:
-    """Of batches of this size, one a fetch, from the end that was just produced backwards."""
+def fetch_cpu(peer: Peer, topic: str, size: int, *, behind_bytes: int = 0) -> Callable[[], float]:
+    """Of the last batches of this size, one a fetch; of those that are so far behind the end."""
     records = parse_header(batch_of_size(size)).record_count
 
     def run() -> int:
         with Connection(peer.port) as client:
             count = TOTAL_BYTES // size
-            first = max(0, _end_of(client, topic) - count * records)
+            behind = count + behind_bytes // size
+            first = max(0, _end_of(client, topic) - behind * records)
             moved = 0
             for number in range(count):
                 request = fetch_request(topic, {0: first + number * records}, max_bytes=size)
@@ -234,53 +166,143 @@ def idle_cpu_us(peer: Peer, topic: str) -> Callable[[], float]:
     return run
 
 
+# --- the cold tier --------------------------------------------------------------------------------
+
+
+def fill_cold(peer: Peer, data: Path) -> None:
+    """TOTAL_BYTES that are not in the data folder any more, and the segment that is active."""
+    frame = produce_frame("cold", batch_of_size(MIB))
+    with Connection(peer.port) as client:
+        for _ in range((TOTAL_BYTES + COLD_SEGMENT_BYTES) // MIB):
+            client.exchange(frame)
+    deadline = time.monotonic() + OFFLOAD_TIMEOUT_S
+    while len(list((data / "cold-0").glob("*.log"))) > 1:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the segments stay in {data}")
+        time.sleep(0.2)
+
+
+# --- Kafka's own performance tools ----------------------------------------------------------------
+
+
+def perf_produce(peer: Peer) -> Callable[[], float]:
+    """Records per second, by Kafka's producer with its defaults: acks=all, idempotent."""
+    words = ("--record-size", str(KIB), "--throughput", "-1", "--command-property", "acks=all")
+
+    def run() -> float:
+        text = _tool(peer, "ProducerPerformance", "--num-records", str(PERF_RECORDS), *words)
+        return float(re.findall(r"([\d.]+) records/sec", text)[-1])
+
+    return run
+
+
+def perf_consume(peer: Peer) -> Callable[[], float]:
+    """Records per second from the topic's start, by Kafka's consumer, without the wait to join."""
+
+    def run() -> float:
+        words = ("--num-records", str(PERF_RECORDS), "--hide-header")
+        return float(_tool(peer, "ConsumerPerformance", *words).split(",")[-1])
+
+    return run
+
+
+def _tool(peer: Peer, name: str, *words: str) -> str:
+    return Kafka(peer.pid, f"127.0.0.1:{peer.port}").tool(name, "--topic", "perf", *words)
+
+
+# --- groups at rest -------------------------------------------------------------------------------
+
+
+def rest(folder: Path, report: Report, *, rounds: int) -> None:
+    """Of brokers that have done nothing else: both rest at the same time."""
+    with (
+        both(folder) as peers,
+        resting(peers[0].port, log=folder / "ours.resting.log"),
+        resting(peers[1].port, log=folder / "kafka.resting.log"),
+    ):
+        runs = {str(peer.pid): _spent_at_rest(peer.pid) for peer in peers}
+        cpu = interleave(runs, rounds=rounds).values()
+        memory = [[resident_mib_of(peer.pid)] * rounds for peer in peers]
+    what = f"{GROUPS * MEMBERS} consumers in {GROUPS} groups at rest"
+    report.add(what, "CPU ms/s", *cpu)
+    report.add(what, "resident MiB", *memory)
+
+
+def _spent_at_rest(pid: int) -> Callable[[], float]:
+    def run() -> float:
+        before = cpu_seconds_of(pid)
+        time.sleep(REST_S)
+        return (cpu_seconds_of(pid) - before) / REST_S * 1000
+
+    return run
+
+
 # --- the report -----------------------------------------------------------------------------------
 
 
 @contextmanager
 def both(folder: Path) -> Iterator[tuple[Peer, Peer]]:
+    folder.mkdir(exist_ok=True)
     port = free_port()
-    listen = ("--kafka-listen", f"127.0.0.1:{port}")
-    with kafka(folder) as theirs, children.broker(folder, *listen) as ours:
+    flags = ["--kafka-listen", f"127.0.0.1:{port}", "--cache-bytes", str(CACHE_BYTES)]
+    flags += ["--retention-check-interval", "1", "--group-initial-rebalance-delay-ms", JOIN_MS]
+    settings = {"group.initial.rebalance.delay.ms": JOIN_MS}
+    with tiered_kafka(folder, settings) as theirs, children.broker(folder, *flags) as ours:
         peers = Peer(ours.pid, port), Peer(theirs.pid, int(theirs.server.rpartition(":")[2]))
-        create_topics(peers[1].port, TOPICS)
-        with Client(ours.url) as client:
-            for topic, partitions in TOPICS.items():
-                client.create_topic(topic, partitions=partitions, config={"retention.ms": -1})
+        for peer in peers:
+            create_topics(peer.port, TOPICS, {"cold": COLD})
         yield peers
 
 
 def measure(folder: Path, *, rounds: int) -> Report:
     title = "Kafka's wire protocol: the same frames, one connection"
     report = Report(name="kafka_wire", title=title, peer="Kafka")
-    with both(folder) as (ours, theirs):
+    with both(folder) as peers:
         runs: dict[str, Callable[[], Any]] = {}
-        for name, peer in ("ours", ours), ("kafka", theirs):
-            for topic, size in ("large", MIB), ("small", 16 * KIB):
-                runs[f"{name} produce {topic}"] = produce_cpu(peer, topic, size)
-                runs[f"{name} fetch {topic}"] = fetch_cpu(peer, topic, size)
-            runs[f"{name} ms"] = produce_ms(peer, "one")
-            runs[f"{name} idle"] = idle_cpu_us(peer, "idle")
+        for name, data, peer in zip(("ours", "kafka"), ("data", "kafka"), peers, strict=True):
+            fill_cold(peer, folder / data)
+            runs |= {f"{name} {what}": run for what, run in runs_of(peer).items()}
         seen = interleave(runs, rounds=rounds)
+    add_rows(report, seen)
+    rest(folder / "rest", report, rounds=rounds)
+    report.notes.append("ours is flushed before each answer, Kafka's is not")
+    return report
+
+
+def runs_of(peer: Peer) -> dict[str, Callable[[], Any]]:
+    return {
+        "produce large": produce_cpu(peer, "large", MIB),
+        "fetch large": fetch_cpu(peer, "large", MIB),
+        "produce small": produce_cpu(peer, "small", 16 * KIB),
+        "fetch small": fetch_cpu(peer, "small", 16 * KIB),
+        "fetch cold": fetch_cpu(peer, "cold", MIB, behind_bytes=COLD_SEGMENT_BYTES),
+        "ms": produce_ms(peer, "one"),
+        "idle": idle_cpu_us(peer, "idle"),
+        "perf produce": perf_produce(peer),
+        "perf consume": perf_consume(peer),
+    }
+
+
+def add_rows(report: Report, seen: dict[str, list[Any]]) -> None:
     # The targets are Kafka's MB per CPU second, of which ours should reach as many times.
-    for what, times in {
-        "fetch large": 1.3,
-        "produce large": 1.2,
-        "produce small": 0.6,
-        "fetch small": None,
-    }.items():
+    for what, name, times in (
+        ("fetch large", "fetch 1 MiB", 1.3),
+        ("produce large", "produce 1 MiB", 1.2),
+        ("produce small", "produce 16 KiB", 0.6),
+        ("fetch small", "fetch 16 KiB", None),
+        ("fetch cold", "fetch 1 MiB, cold", None),
+    ):
         target = None if times is None else Target(value=round(1 / times, 2), at_most=True)
-        in_words = what.replace("large", "1 MiB").replace("small", "16 KiB")
-        report.add(in_words, "CPU s/GB", seen[f"ours {what}"], seen[f"kafka {what}"], target=target)
+        report.add(name, "CPU s/GB", seen[f"ours {what}"], seen[f"kafka {what}"], target=target)
     for name, pick in ("p50", median), ("p99", _p99):
         target = Target(value=1.5, at_most=True) if name == "p50" else None
         taken = ([pick(one) for one in seen[f"{whose} ms"]] for whose in ("ours", "kafka"))
         report.add(f"produce 1 KiB, {name}", "ms", *taken, target=target)
-    report.add(
-        f"a record among {IDLE} idle partitions", "CPU us", seen["ours idle"], seen["kafka idle"]
-    )
-    report.notes.append("ours is flushed before each answer, Kafka's is not")
-    return report
+    idle = f"a record among {IDLE} idle partitions"
+    report.add(idle, "CPU us", seen["ours idle"], seen["kafka idle"])
+    for what, name in ("produce", "producer"), ("consume", "consumer"):
+        figures = seen[f"ours perf {what}"], seen[f"kafka perf {what}"]
+        report.add(f"Kafka's {name}-perf-test, 1 KiB", "records/s", *figures)
 
 
 def _p99(values: Sequence[float]) -> float:

@@ -59,3 +59,10 @@ def process_tree(pid: int) -> dict[int, list[bytes]]:
         found = len(tree)
         tree |= {child for child, fields in every.items() if int(fields[1]) in tree}
     return {one: every[one] for one in tree & every.keys()}
+
+
+def resident_mib_of(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError("Linux reports a process's resident set")

@@ -51,9 +51,7 @@ _PARTITION_FOLDER: Final = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<par
 _OLD_DIVERGED: Final = re.compile(
     r"(?P<topic>(?P<partition_folder>.*-\d{1,9})\.diverged)-(?P<epoch>\d+)\Z"
 )
-_KAFKAS_OWN: Final = frozenset(
-    {"__cluster_metadata", "__transaction_state", "__remote_log_metadata", "__share_group_state"}
-)
+_KAFKAS_OWN: Final = frozenset({"__cluster_metadata", "__remote_log_metadata"})
 _UNLIMITED: Final = {"retention.ms": -1, "retention.bytes": -1}
 
 Found = Mapping[str, Mapping[int, Path]]
@@ -87,7 +85,7 @@ def _refuse_lost_registry(folder: DataFolder) -> None:
     replace its own in the bucket. Only topics that were served from the folder have epochs.
     """
     registry = TOPICS.path(folder.path)
-    if not registry.exists() and EPOCHS.read(folder.path):
+    if not registry.exists() and EPOCHS.read_document(folder.path):
         raise CorruptManifest(
             "the file is missing, and with it the topics' configuration", file=str(registry)
         )

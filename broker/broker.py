@@ -12,9 +12,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import structlog
 
@@ -23,16 +24,26 @@ from tierlog.broker.background.background_tasks import BackgroundTasks
 from tierlog.broker.background.copier import Offloaded
 from tierlog.broker.bucket import Bucket
 from tierlog.broker.checkpoints import Truncations
+from tierlog.broker.cluster.node import check_has_not_joined
+from tierlog.broker.cluster.peers import Peers
 from tierlog.broker.damaged_partition import DamagedPartition, adding_remedies
 from tierlog.broker.data_folder import DataFolder, unusable
 from tierlog.broker.disk_reserve import DiskReserve, raising_disk_full
+from tierlog.broker.group_configs import TOPIC as GROUP_CONFIGS
+from tierlog.broker.group_configs import GroupConfigs
 from tierlog.broker.groups import Groups
 from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.log_opener import LogOpener
 from tierlog.broker.partition import Partition
 from tierlog.broker.settings import BrokerSettings
+from tierlog.broker.share_groups import TOPIC as SHARE_GROUP_STATE
+from tierlog.broker.share_groups import ShareGroups
 from tierlog.broker.store_status import check_has_no_bucket
+from tierlog.broker.topic_registry import TopicRecord
+from tierlog.broker.topic_replicas import ANYWHERE, Chosen
 from tierlog.broker.topics import Topic, TopicState, TopicSummary
+from tierlog.broker.transactions import TOPIC as TRANSACTION_STATE
+from tierlog.broker.transactions import Transactions
 from tierlog.host.clock import boottime_ms, wall_clock_ms
 from tierlog.host.disk import Disk, is_disk_full
 from tierlog.host.durable_file import REAL_DISK
@@ -40,11 +51,20 @@ from tierlog.host.threads import Threads
 from tierlog.hot_tier.group_commit import CommitTimes
 from tierlog.manifest.garbage import GarbagePlan
 from tierlog.object_store.store import ObjectStore
-from tierlog.record_format.errors import Throttled, TierlogError
+from tierlog.record_format.checkpoint_files import parse_topic_id
+from tierlog.record_format.consumer_offsets import TOPIC as CONSUMER_OFFSETS
+from tierlog.record_format.errors import ConfigurationError, Throttled, TierlogError
 from tierlog.record_format.format_level import newest_level
 from tierlog.record_format.topic_rules import ConfigValue
 
+if TYPE_CHECKING:
+    from tierlog.broker.cluster.cluster import Cluster
+    from tierlog.broker.cluster.members import Members
+
 log = structlog.get_logger(__name__)
+
+TRIM_S: Final = 30.0  # for the replicas in sync to record it: Kafka's request.timeout.ms
+LEAVE_S: Final = 1.0  # at least, for the clean stop to be registered
 
 
 class Broker:
@@ -56,6 +76,8 @@ class Broker:
         settings: BrokerSettings,
         *,
         bucket: Bucket | None,
+        members: Members | None = None,
+        peers: Peers | None = None,
         clock: Callable[[], int],
         disk: Disk = REAL_DISK,
     ) -> None:
@@ -69,7 +91,7 @@ class Broker:
                 folder,
                 settings,
                 bucket,
-                self._appenders,
+                self._appenders.start,
                 clock=clock,
                 check_room=self.reserve.check_not_breached,
                 disk=disk,
@@ -77,22 +99,70 @@ class Broker:
             on_failure.callback(self._opener.close_timer)
             self._topics = LiveTopics(folder, self._opener, clock=clock)
             self.registry, self.checkpoints = self._topics.registry, self._topics.checkpoints
+            self.group_configs = GroupConfigs(
+                self._topics, settings, clock=clock, peers=None if members is None else peers
+            )
             self.groups = Groups(
                 self._topics,
                 Truncations(folder),
+                self.group_configs,
                 settings,
                 clock=clock,
                 call_after=self._opener.call_after,
             )
+            self.group_configs.on_changed = self.groups.coordinator.follow_config
+            self.transactions = Transactions(
+                self._topics,
+                self.groups,
+                settings,
+                clock=clock,
+                call_after=self._opener.call_after,
+                peers=None if members is None else peers,
+            )
+            on_failure.callback(self.transactions.close)
+            self.share_groups = ShareGroups(
+                self._topics,
+                self.groups,
+                self.group_configs,
+                settings,
+                trim=lambda partition, offset: self.trim(partition.topic, partition.number, offset),
+                clock=clock,
+                call_after=self._opener.call_after,
+                peers=None if members is None else peers,
+            )
+            on_failure.callback(self.share_groups.close)
             self.background = BackgroundTasks(
                 folder,
                 settings,
                 bucket,
                 topics=self._topics,
                 groups=self.groups,
+                transactions=self.transactions,
+                share_groups=self.share_groups,
                 reserve=self.reserve,
                 clock=clock,
             )
+            self.cluster: Cluster | None = None
+            if bucket is not None and members is not None and peers is not None:
+                from tierlog.broker.cluster.cluster import (
+                    Cluster,
+                )
+
+                self.cluster = Cluster(
+                    members,
+                    self._topics,
+                    bucket,
+                    peers,
+                    offload=self.background.offload_partition,
+                    on_moved=self._coordinate_again,
+                    settings=settings,
+                    folder=folder,
+                    opener=self._opener,
+                    clock=clock,
+                )
+                self.cluster.topics.on_followed = self._topic_changed
+                members.disk_wait_s = self.commit_times.disk_wait_s
+                self.background.add_cluster(self.cluster, self.group_configs)
             on_failure.pop_all()
         self._at_once = {what: threading.Lock() for what in ("verification", "repair")}
 
@@ -102,6 +172,7 @@ class Broker:
         settings: BrokerSettings,
         *,
         store: ObjectStore | None,
+        peers: Peers | None = None,
         clock: Callable[[], int] = wall_clock_ms,
     ) -> Broker:
         """Lock the folder, verify the store, recover every log, start the background work.
@@ -110,7 +181,9 @@ class Broker:
         given, or if the store's prefix belongs to another cluster; CorruptDataError if a file of
         the folder cannot be trusted.
         """
-        broker = cls.open_idle(settings, store=store, clock=clock)
+        if not settings.cluster_join:
+            check_has_not_joined(settings.data_dir)
+        broker = cls.open_idle(settings, store=store, peers=peers, clock=clock)
         try:
             broker.start()
         except BaseException:
@@ -131,6 +204,7 @@ class Broker:
         settings: BrokerSettings,
         *,
         store: ObjectStore | None,
+        peers: Peers | None = None,
         clock: Callable[[], int] = wall_clock_ms,
         boot_clock: Callable[[], int] = boottime_ms,
         disk: Disk = REAL_DISK,
@@ -140,13 +214,26 @@ class Broker:
         """
         if store is None:
             check_has_no_bucket(settings.data_dir)
+            if settings.cluster_join:
+                raise ConfigurationError("--join needs --store, where the brokers meet")
+        assert peers is not None or not settings.cluster_join, "brokers of a cluster speak"
         folder = DataFolder(settings.data_dir)
         settings = settings.resolve()
-        bucket = broker = None
+        bucket = members = broker = None
         try:
             if store is not None:
                 bucket = Bucket.open(folder, store, settings, clock=clock, boot_clock=boot_clock)
-            broker = cls(folder, settings, bucket=bucket, clock=clock, disk=disk)
+            if bucket is not None and settings.cluster_join:
+                members = _join(folder, bucket, settings, clock)
+            broker = cls(
+                folder,
+                settings,
+                bucket=bucket,
+                members=members,
+                peers=peers,
+                clock=clock,
+                disk=disk,
+            )
             broker._open_topics()
         except BaseException as error:
             if broker is not None:
@@ -166,27 +253,69 @@ class Broker:
         """Start the background work of a broker that was opened idle. If the store responds, it is
         known when this returns whether another folder has taken a partition over.
         """
+        if self.cluster is not None:
+            self.cluster.begin()
         self.background.start()
 
     # --- topics -----------------------------------------------------------------------------------
 
     def create_topic(
-        self, name: str, *, partitions: int = 1, config: Mapping[str, ConfigValue] | None = None
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        config: Mapping[str, ConfigValue] | None = None,
+        replication_factor: int | None = None,
+        replicas: Chosen = ANYWHERE,
     ) -> TopicState:
-        """Raises InvalidTopicName, InvalidConfig, InvalidPartitionCount, TopicExists."""
-        topic = self._topics.create(name, partitions=partitions, config=config or {})
-        self.background.copying.wake()
-        return topic
+        """`replication_factor`: by default that of `replicas`, or `default.replication.factor`.
+
+        Raises InvalidTopicName, InvalidConfig, InvalidPartitionCount, InvalidReplicationFactor,
+        InvalidReplicaAssignment, TopicExists.
+        """
+        create = self._topics.create if self.cluster is None else self.cluster.topics.create
+        topic = create(
+            name,
+            partitions=partitions,
+            config=config or {},
+            replication_factor=replication_factor,
+            replicas=replicas,
+        )
+        if self.cluster is None:
+            self._topic_changed(topic.record, False)
+        return topic.describe()
 
     def check_new_topic(
-        self, name: str, *, partitions: int, config: Mapping[str, ConfigValue]
-    ) -> None:
-        """Raise what `create_topic` would. Changes nothing."""
-        self._topics.check_new(name, partitions=partitions, config=config)
+        self,
+        name: str,
+        *,
+        partitions: int,
+        config: Mapping[str, ConfigValue],
+        replication_factor: int | None = None,
+        replicas: Chosen = ANYWHERE,
+    ) -> int:
+        """Raise what `create_topic` would; the replication factor that the topic would have.
+        Changes nothing.
+        """
+        factor = self._topics.choose_factor(replication_factor, replicas)
+        self._topics.check_new(name, partitions=partitions, config=config, factor=factor)
+        return factor
 
     def list_topics(self, *, prefix: str = "", internal: bool = False) -> list[TopicSummary]:
         """Sorted by name. `internal` includes internal topics (`__…`)."""
         return self._topics.summaries(prefix=prefix, internal=internal)
+
+    def gathering_appends(
+        self, call_soon: Callable[[Callable[[], None]], object]
+    ) -> AbstractContextManager[None]:
+        """For an event loop, in its thread: the appends of one turn go to the disk's threads at its
+        end, those of a partition as one write.
+        """
+        return self._appenders.gathering(call_soon)
+
+    def topics(self) -> Iterator[Topic]:
+        """A snapshot of all topics."""
+        return iter(self._topics)
 
     def topic(self, name: str) -> Topic:
         """Raises UnknownTopic."""
@@ -213,11 +342,17 @@ class Broker:
         *,
         config: Mapping[str, ConfigValue | None] | None = None,
         partitions: int | None = None,
+        replicas: Chosen = ANYWHERE,
     ) -> TopicState:
-        """None as a value restores the default. Raises InvalidConfig, InvalidPartitionCount."""
-        topic = self._topics.alter(name, config=config or {}, partitions=partitions)
+        """None as a value restores the default. `replicas`: of new partitions. Raises
+        InvalidConfig, InvalidPartitionCount, InvalidReplicaAssignment.
+        """
+        alter = self._topics.alter if self.cluster is None else self.cluster.topics.alter
+        topic = alter(name, config=config or {}, partitions=partitions, replicas=replicas)
+        if self.cluster is None and partitions is not None:
+            self._topic_changed(topic.record, False)
         self.background.copying.wake()
-        return topic
+        return topic.describe()
 
     def check_altered_topic(
         self,
@@ -225,15 +360,45 @@ class Broker:
         *,
         config: Mapping[str, ConfigValue | None] | None = None,
         partitions: int | None = None,
+        replicas: Chosen = ANYWHERE,
     ) -> None:
         """Raise what `alter_topic` would. Changes nothing."""
+        self._topics.check_added_replicas(name, replicas)
         self._topics.check_altered(name, config=config or {}, partitions=partitions)
 
     def delete_topic(self, name: str) -> None:
         """The topic is gone when this returns; files and objects are deleted in the background."""
+        if self.cluster is not None:
+            self.cluster.topics.delete(name)
+            return
+        record = self.topic(name).record
         self._topics.delete(name)
-        self.groups.forget_topic(name)
-        self.background.deleting.wake()
+        self._topic_changed(record, True)
+
+    def _topic_changed(self, record: TopicRecord, is_deleted: bool) -> None:
+        """It is new, has more partitions, or was deleted: here, or in the cluster."""
+        if is_deleted:
+            self.groups.forget_topic(record.name)
+            self.share_groups.forget_topic(parse_topic_id(record.topic_id).bytes)
+            self.background.deleting.wake()
+        self.groups.coordinator.distribute_again(record.name)
+        self.background.copying.wake()
+
+    def _coordinate_again(self, partition: Partition) -> None:
+        """A partition came to this broker of the cluster, or left it."""
+        self.transactions.note_moved((partition.topic, partition.number))
+        self.share_groups.note_moved(parse_topic_id(partition.topic_id).bytes, partition.number)
+        try:
+            if partition.topic == CONSUMER_OFFSETS:
+                self.groups.log.load()
+            elif partition.topic == GROUP_CONFIGS:
+                self.group_configs.log.load()
+            elif partition.topic == TRANSACTION_STATE:
+                self.transactions.log.load()
+            elif partition.topic == SHARE_GROUP_STATE:
+                self.share_groups.log.load()
+        except (TierlogError, OSError) as error:  # the background tries again
+            log.warning("a coordinator is not loaded yet", error=str(error))
 
     # --- the log start ----------------------------------------------------------------------------
 
@@ -242,16 +407,33 @@ class Broker:
         back.
         """
         target = self.partition(topic, partition)
-        target.check_leadership()
-        now = target.offsets()
-        if before_offset > now.high_watermark:
-            raise now.past_end(
-                f"offset {before_offset} is above the high watermark {now.high_watermark}"
-            )
-        if before_offset <= now.log_start_offset:
-            return now.log_start_offset
-        with raising_disk_full(self.folder.path), target.reporting_defunct():
-            return self.background.janitor.trim_partition(target, before_offset)
+        with target.lasting:  # the bucket follows later, but not after a hand-over
+            target.check_leadership()
+            now = target.offsets()
+            if before_offset > now.high_watermark:
+                raise now.past_end(
+                    f"offset {before_offset} is above the high watermark {now.high_watermark}"
+                )
+            if before_offset <= now.log_start_offset:
+                return now.log_start_offset
+            with raising_disk_full(self.folder.path), target.reporting_defunct():
+                start = self.background.janitor.trim_partition(target, before_offset)
+        target.wait_for_trim(timeout_s=TRIM_S)
+        return start
+
+    # --- groups -----------------------------------------------------------------------------------
+
+    def delete_group(self, name: str, *, check: Callable[[set[str]], None]) -> None:
+        """As `Groups.delete`; also what a share group did."""
+        self.groups.log.load_home(name)
+        if self.groups.coordinator.describe_share(name) is not None:
+            self.share_groups.prepare()
+            self.share_groups.delete_states(name)
+        self.groups.delete(name, check=check)
+
+    def alter_group(self, name: str, config: Mapping[str, ConfigValue | None]) -> None:
+        """None as a value restores the default. Durable when this returns. Raises InvalidConfig."""
+        self.group_configs.alter(name, config)
 
     # --- the bucket -------------------------------------------------------------------------------
 
@@ -290,7 +472,7 @@ class Broker:
         if isinstance(opened, DamagedPartition):
             topic.add_partitions({damaged.number: opened})
             return False
-        end_offset = opened.log.log_end_offset  # before anything is appended
+        end_offset = opened.log_end_offset  # before anything is appended
         topic.add_partitions({damaged.number: opened})
         if cuts:  # first: the next steps may fail
             self.groups.truncations.end(place, end_offset)
@@ -311,6 +493,7 @@ class Broker:
             blocked=self.background.copier.blocked(),
             holes=self.background.holes.report(),
             disk_full_error=self.reserve.refusal,
+            membership_lost=self.cluster.members.membership_lost if self.cluster else None,
         )
 
     def storage_report(self) -> reports.StorageReport:
@@ -339,12 +522,19 @@ class Broker:
         if not self._topics.close():
             return
         self.groups.coordinator.close()
-        self.background.stop(time.monotonic() + self.settings.shutdown_timeout_ms / 5000)
+        self.transactions.close()
+        self.share_groups.close()
+        deadline_s = time.monotonic() + self.settings.shutdown_timeout_ms / 5000
+        self.background.stop(deadline_s)
+        if self.cluster is not None:
+            self.cluster.replicas.stop(timeout_s=max(LEAVE_S, deadline_s - time.monotonic()))
         self._opener.close_timer()
         for partition in self.partitions():  # first: accepted appends still need the executor
             partition.stop_appends(self.settings.shutdown_timeout_ms / 1000)
         self._close_logs()
         self._appenders.shutdown()
+        if self.cluster is not None:
+            self.cluster.close(timeout_s=max(LEAVE_S, deadline_s - time.monotonic()))
         self._close_bucket()
         self.folder.close()
 
@@ -353,10 +543,14 @@ class Broker:
         everything.
         """
         self._topics.close()
+        self.transactions.close()
+        self.share_groups.close()
         self._opener.close_timer()
         self._appenders.shutdown()
         for partition in self.partitions():
-            partition.log.abandon()
+            partition.upkeep.abandon_log()
+        if self.cluster is not None:
+            self.cluster.replicas.abandon()
         self._close_bucket()
 
     def _close_bucket(self) -> None:
@@ -370,6 +564,8 @@ class Broker:
         append do it: there is nothing left to append, and no thread may be to be had.
         """
         closed = list(self._appenders.map(_close_log, self.partitions()))
+        if self.cluster is not None:
+            closed.append(self.cluster.replicas.close_logs())
         clean = all(closed) and not any(self.damaged_partitions())
         try:
             self.checkpoints.save()
@@ -392,10 +588,23 @@ class Broker:
         self._opener.forget_take_overs()
 
 
+def _join(
+    folder: DataFolder, bucket: Bucket, settings: BrokerSettings, clock: Callable[[], int]
+) -> Members:
+    """Register in the cluster. A broker alone loads nothing of it."""
+    from tierlog.broker.cluster.cluster_topics import bring_before_joining
+    from tierlog.broker.cluster.members import Members
+    from tierlog.broker.cluster.own_node import Timing
+
+    members = Members(folder, bucket.store_status, settings, Timing(clock))
+    members.join(before_first=partial(bring_before_joining, folder, bucket.store))
+    return members
+
+
 def _close_log(partition: Partition) -> bool:
     """Whether the log was closed cleanly; a failure is logged."""
     try:
-        return partition.log.close()
+        return partition.upkeep.close_log()
     except TierlogError as error:
         log.error("log not closed cleanly", partition=str(partition), error=str(error))
         return False

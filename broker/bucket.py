@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -15,6 +16,7 @@ import structlog
 
 from tierlog.broker.bucket_state import BucketState
 from tierlog.broker.cold_log import ColdLog
+from tierlog.broker.cold_reads import ColdReads, InForce
 from tierlog.broker.data_folder import DataFolder
 from tierlog.broker.ownership import Silence
 from tierlog.broker.settings import BrokerSettings
@@ -31,9 +33,11 @@ from tierlog.cold_tier.segment_uploader import (
 )
 from tierlog.host.clock import boottime_ms
 from tierlog.hot_tier.log_config import LogConfig
+from tierlog.manifest import transitions
 from tierlog.manifest.codec import PageCache
 from tierlog.manifest.keys import PartitionKeys, topic_folder
 from tierlog.manifest.store import ManifestStore, StoreOptions
+from tierlog.manifest.topic_names import TopicNames
 from tierlog.manifest.topic_objects import TopicObjects
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import FencedError, StoreUnavailable, TierlogError
@@ -41,6 +45,10 @@ from tierlog.record_format.errors import FencedError, StoreUnavailable, TierlogE
 log = structlog.get_logger(__name__)
 
 MARKED_TOGETHER: Final = 100  # published topics, in one write of `topics.json`
+
+
+class _Superseded(Exception):
+    """A newer version of the topic's name is in the bucket."""
 
 
 class Bucket:
@@ -82,6 +90,8 @@ class Bucket:
             checkpoints=self._uploads,
         )
         self._foreign_topics: set[str] = set()  # ids of topics that another folder owns
+        self.names: TopicNames | None = None  # in a cluster
+        self.is_gone: Callable[[str], bool] = lambda _: False  # a folder of the cluster
         self._publishing = threading.Lock()  # held while a live topic's object is written
 
     @classmethod
@@ -124,6 +134,54 @@ class Bucket:
             silence=self.silence,
             clock=self._clock,
         )
+
+    def load_cold_reads(
+        self, record: TopicRecord, partition: int, *, at_least: int = 0
+    ) -> ColdReads | None:
+        """The reads of a partition that another broker leads, by the manifest in force; None if it
+        has none. `at_least`: a version that was in force. Raises StoreUnavailable,
+        CorruptDataError.
+        """
+        self.store_status.require_store()
+        manifests = self._manifests(record, partition)
+        manifest = manifests.load_manifest(at_least=at_least)
+        if manifest is None:
+            return None
+        return ColdReads(
+            manifests,
+            self.reader,
+            bucket_state=InForce(manifest),
+            store_status=self.store_status,
+        )
+
+    def assign(
+        self,
+        record: TopicRecord,
+        partition: int,
+        folder_id: str,
+        *,
+        may_take_from: Callable[[str], bool],
+    ) -> bool:
+        """Assign to that folder a partition of a cluster that has no manifest, or that is assigned
+        to another that did not claim it; whether it was. Raises StoreUnavailable,
+        OutcomeUnknownError.
+        """
+        manifests = self._manifests(record, partition)
+        manifest = manifests.load_manifest()
+        if manifest is None:
+            manifests.assign_new(folder_id, by=self._folder.owner)
+            return True
+        if not manifest.assigned_to or not may_take_from(manifest.assigned_to):
+            return False
+        with suppress(FencedError):  # it claimed the partition just now
+            manifests.commit_manifest(manifest, lambda now: transitions.assign(now, folder_id))
+            return True
+        return False
+
+    def folders_of(self, record: TopicRecord, partition: int) -> set[str]:
+        """The data folders that the partition is of, or is assigned to. Raises StoreUnavailable."""
+        manifest = self._manifests(record, partition).load_manifest()
+        return set() if manifest is None else {manifest.owner, manifest.assigned_to or ""}
 
     def _manifests(self, record: TopicRecord, partition: int) -> ManifestStore:
         keys = PartitionKeys(record.name, record.topic_id, partition)
@@ -182,6 +240,8 @@ class Bucket:
                 return []
             try:
                 self._publish(record, meanwhile)
+            except _Superseded:
+                return [record]
             except FencedError as error:
                 self._foreign_topics.add(topic_id)  # until a take-over: it needs a restart
                 log.error("topic not published to the bucket", topic=record.name, reason=str(error))
@@ -196,16 +256,32 @@ class Bucket:
         with self._publishing:
             pass  # any write of this topic's object has finished, and no other begins
         if self.store.list(topic_folder(record.name, record.topic_id), limit=1):
-            deletion = TopicDeletion(self.store, self._topics, self._owned_partitions(record))
+            partitions = self._owned_partitions(record)
+            if record.version:  # of a cluster: the others delete theirs
+                own = [one.to_delete(self.is_gone) for one in partitions]
+                partitions = [one for one in own if one is not None]
+            deletion = TopicDeletion(self.store, self._topics, partitions)
             deletion.run(record.as_object())
         for partition in range(record.partitions):
-            keys = PartitionKeys(record.name, record.topic_id, partition)
-            self._bucket_state_of(keys).forget()
-            self._uploads.delete_checkpoint(keys.segments)
+            self.forget_partition(record, partition)
+
+    def forget_partition(self, record: TopicRecord, partition: int) -> None:
+        """Remove what the data folder recorded of it."""
+        keys = PartitionKeys(record.name, record.topic_id, partition)
+        self._bucket_state_of(keys).forget()
+        self._uploads.delete_checkpoint(keys.segments)
 
     def _publish(self, record: TopicRecord, meanwhile: Callable[[], None]) -> None:
         check = partial(self._check_not_foreign, record, meanwhile)
+        if self.names is not None:
+            check = partial(self._check_newest, self.names, record)
         self._topics.write_topic(record.as_object(), check=check)
+
+    def _check_newest(self, names: TopicNames, record: TopicRecord) -> None:
+        """In a cluster whoever changed a topic last writes its object."""
+        named = names.find_name(record.name)
+        if named is None or named.version != record.version:
+            raise _Superseded
 
     def _check_not_foreign(self, record: TopicRecord, meanwhile: Callable[[], None]) -> None:
         """A topic object has no owner of its own: the owners of its partitions may change it."""
@@ -220,6 +296,7 @@ class Bucket:
         manifests = self._manifests(record, number)
         return OwnedPartition(
             manifests,
+            claimant=self._folder.owner,
             recorded=lambda: self._bucket_state_of(manifests.keys).recorded,
             seen=self._bucket_state_of(manifests.keys).version,
             clock=self._clock,

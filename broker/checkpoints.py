@@ -21,9 +21,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
-from tierlog.broker.damaged_partition import DamagedPartition
 from tierlog.broker.data_folder import (
     CLEANER_CHECKPOINT,
     COMPACTION_REACHED,
@@ -43,6 +42,19 @@ from tierlog.hot_tier.cleaner import Interrupted
 TRUNCATIONS: Final = Document("cuts.json", "cuts", dict[str, int | None])
 
 
+class NotOpen(Protocol):
+    """A partition that is not served, and whose rows are kept."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def recovery_point(self) -> int | None: ...
+    @property
+    def log_start_offset(self) -> int | None: ...
+
+
 class Checkpoints:
     """Recovery points, high watermarks and log starts: the current state of the logs."""
 
@@ -50,7 +62,7 @@ class Checkpoints:
         self,
         folder: DataFolder,
         partitions: Callable[[], Iterable[Partition]],
-        damaged: Callable[[], Iterable[DamagedPartition]],
+        damaged: Callable[[], Iterable[NotOpen]],
     ) -> None:
         self._folder, self._partitions, self._damaged = folder, partitions, damaged
         self._lock = threading.RLock()
@@ -69,11 +81,11 @@ class Checkpoints:
     def save(self) -> None:
         """Bring all three files up to date."""
         with self._lock:
-            flushed = {_place(p): p.log.recovery_point for p in self._partitions()}
+            partitions = tuple(self._partitions())
             damaged = self._damaged()
-            flushed |= {_place(d): at for d in damaged if (at := d.recovery_point) is not None}
-            for name in (RECOVERY_POINTS, HIGH_WATERMARKS):  # consumers read what is flushed
-                self._write(name, flushed)
+            known = {_place(d): at for d in damaged if (at := d.recovery_point) is not None}
+            self._write(RECOVERY_POINTS, {_place(p): p.flushed_end for p in partitions} | known)
+            self._write(HIGH_WATERMARKS, {_place(p): p.high_watermark for p in partitions} | known)
             self._save_log_starts({})
 
     def move_log_start(self, partition: Partition, offset: int) -> int:
@@ -83,21 +95,29 @@ class Checkpoints:
         """
         with self._lock:
             self._save_log_starts({partition: offset})
-            return partition.log.trim(offset)
+            return partition.upkeep.move_log_start(offset)
 
-    def _save_log_starts(self, moved: Mapping[Partition, int]) -> None:
+    def move_followers_log_start(
+        self, replica: NotOpen, offset: int, *, move: Callable[[int], int]
+    ) -> int:
+        """As `move_log_start`, of a replica that follows."""
+        with self._lock:
+            self._save_log_starts({replica: offset})
+            return move(offset)
+
+    def _save_log_starts(self, moved: Mapping[object, int]) -> None:
         """A log that begins at 0, on disk, needs no row.
 
         `moved` is keyed by partition, because its name may belong to another topic by now.
         """
         starts = {}
         for partition in self._partitions():
-            log = partition.log
-            start = max(log.log_start_offset, moved.get(partition, 0))
-            if start > 0 or log.local_log_start_offset > 0:
+            start = max(partition.log_start_offset, moved.get(partition, 0))
+            if start > 0 or partition.first_local_offset > 0:
                 starts[_place(partition)] = start
-        damaged = self._damaged()
-        starts |= {_place(d): at for d in damaged if (at := d.log_start_offset) is not None}
+        for one in self._damaged():
+            if (at := one.log_start_offset) is not None or one in moved:
+                starts[_place(one)] = max(at or 0, moved.get(one, 0))
         self._write(LOG_STARTS, starts)
 
     def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
@@ -156,7 +176,7 @@ class CompactionOffsets:
 
     def reconcile_at_start(self, partitions: Iterable[Partition], topics: Collection[str]) -> None:
         """As `truncate`, for truncations that a crash interrupted; and forget deleted topics."""
-        self.truncate({_place(one): one.log.log_end_offset for one in partitions})
+        self.truncate({_place(one): one.log_end_offset for one in partitions})
         self._keep(lambda topic: topic in topics)
 
     def forget(self, name: str) -> None:
@@ -170,7 +190,7 @@ class CompactionOffsets:
 
     def _put(self, rows: _Rows, partition: Partition, offset: int) -> None:
         with self._lock:
-            if partition.is_deleted:  # its rows were, or will be, forgotten
+            if partition.is_gone:  # its rows were, or will be, forgotten
                 raise Interrupted
             rows.save({**rows.offsets, _place(partition): offset})
 
@@ -193,7 +213,7 @@ class Truncations:
     def __init__(self, folder: DataFolder) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._ends = TRUNCATIONS.read(folder.path) or {}
+        self._ends = TRUNCATIONS.read_document(folder.path) or {}
 
     @property
     def ends(self) -> dict[TopicIdPartition, int]:
@@ -221,7 +241,7 @@ class Truncations:
         if not self._ends:
             return
         ends = {
-            format_topic_id_partition(one.log.topic_id, one.number): one.log.log_end_offset
+            format_topic_id_partition(one.topic_id, one.number): one.log_end_offset
             for one in partitions
         }
         with self._lock:
@@ -245,9 +265,9 @@ class Truncations:
 
     def _save(self, ends: dict[str, int | None]) -> None:
         if ends != self._ends:
-            TRUNCATIONS.write(self._folder.path, ends, write=self._folder.write)
+            TRUNCATIONS.write_document(self._folder.path, ends, write=self._folder.write)
             self._ends = ends
 
 
-def _place(one: Partition | DamagedPartition) -> TopicPartition:
+def _place(one: Partition | NotOpen) -> TopicPartition:
     return one.topic, one.number

@@ -34,10 +34,11 @@ from tierlog.hot_tier.segment import SegmentFiles
 from tierlog.manifest import transitions
 from tierlog.manifest.codec import mergeable_pages
 from tierlog.manifest.garbage import Collector, GarbagePlan, GarbagePolicy
+from tierlog.manifest.invariants import InvalidTransition
 from tierlog.manifest.pins import Pins
 from tierlog.manifest.state import Manifest, PageSource, live_size_bytes
 from tierlog.manifest.store import ManifestStore
-from tierlog.manifest.versions import VersionStat
+from tierlog.manifest.versions import VersionStat, outcome_unknown
 from tierlog.record_format.errors import (
     CorruptDataError,
     FieldProblem,
@@ -274,7 +275,9 @@ class ColdLog:
         return gone
 
     def commit_transition(self, transition: Callable[[Manifest], Manifest]) -> Manifest:
-        """Commit and record it. Raises FencedError, StoreUnavailable, OutcomeUnknownError."""
+        """Commit and record it. Raises FencedError, StoreUnavailable: it has no effect, now or
+        later; OutcomeUnknownError.
+        """
         with self.ownership.exclusive():
             assert self.manifest is not None, "only a claimed partition commits"
             if self._may_be_behind:
@@ -282,10 +285,25 @@ class ColdLog:
             self._may_be_behind = True
             manifest = self._manifests.commit_manifest(self.manifest, transition)
             if manifest is not self.manifest:
-                self._manifests.confirm(manifest)
+                with outcome_unknown(str(self)):
+                    self._manifests.confirm(manifest)
                 self.bucket_state.record_manifest(manifest)
             self._may_be_behind = False
             return manifest
+
+    def assign_to(self, folder: str, *, log_end_offset: int) -> None:
+        """Let only this folder claim the partition next. Raises InvalidTransition unless the bucket
+        has every record below `log_end_offset`.
+        """
+
+        def assigned(manifest: Manifest) -> Manifest:
+            if manifest.end_offset < log_end_offset:
+                raise InvalidTransition(
+                    f"{self}: the bucket ends at {manifest.end_offset}, the log at {log_end_offset}"
+                )
+            return transitions.assign(manifest, folder)
+
+        self.commit_transition(assigned)
 
     def resolve_failed_commit(self) -> None:
         """Find out whether a commit that failed has landed. Call it before an upload that relies on

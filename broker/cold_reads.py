@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import takewhile
+from typing import NamedTuple
 
 import structlog
 
@@ -33,13 +34,19 @@ from tierlog.record_format.segment_entry import SegmentEntry
 log = structlog.get_logger(__name__)
 
 
+class InForce(NamedTuple):
+    """A manifest that was in force when it was read."""
+
+    manifest: Manifest
+
+
 class ColdReads:
     def __init__(
         self,
         manifests: ManifestStore,
         reader: ColdReader,
         *,
-        bucket_state: BucketState,
+        bucket_state: BucketState | InForce,
         store_status: StoreStatus,
     ) -> None:
         self._manifests, self._reader, self._state = manifests, reader, bucket_state
@@ -48,6 +55,11 @@ class ColdReads:
 
     def __str__(self) -> str:
         return str(self._manifests.keys)
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The one in force, as far as is known."""
+        return self._state.manifest
 
     # --- records ----------------------------------------------------------------------------------
 
@@ -107,6 +119,15 @@ class ColdReads:
         return self._reader.aborted_transactions(
             self.cold_entries(offset), start_offset=offset, end_offset=end_offset
         )
+
+    def stable_end(self, wait: Wait = Wait.WAIT) -> int | None:
+        """Below it no transaction is open, and all that were have their ends in the cold tier too;
+        None if that is not known. Raises WouldBlock, StoreUnavailable, CorruptDataError.
+        """
+        manifest = self._manifest_for_reading()
+        if not manifest.segments:
+            return None
+        return self._reader.first_open_offset(manifest.segments[-1], wait)
 
     def byte_range(
         self, entry: SegmentEntry, *, start: int, end: int, wait: Wait = Wait.WAIT

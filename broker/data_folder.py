@@ -15,6 +15,8 @@
     <data>/tierlog/take-over.json               partitions that are being taken over
     <data>/tierlog/cuts.json                    truncated logs: `checkpoints`
     <data>/tierlog/store.json                   the result of probing the store: `store_status`
+    <data>/tierlog/node.json                    its place in the cluster, if it joined: `node`
+    <data>/tierlog/replicas/<id>-<p>.json       what a replica promised: `replication.kept_file`
     <data>/tierlog/restoring                    exists while a restore into the folder is incomplete
     <data>/tierlog/manifests/<id>-<p>.json      the last manifest seen in force, as in the bucket
     <data>/tierlog/manifests/<id>-<p>.claims    the epochs that were claimed: `bucket_state`
@@ -141,7 +143,7 @@ class DataFolder:
                     f"data folder {path}: a restore into it is incomplete: run `tierlog storage "
                     "restore` on it again, or choose another folder"
                 )
-            self.cluster_id = self._read_or_make_identity()
+            self._identity = self._read_or_make_identity()
             self.owner = self._read_or_make_owner()
             self.was_clean = self._consume_clean_marker()
             shutil.rmtree(self.scratch(), ignore_errors=True)
@@ -150,6 +152,23 @@ class DataFolder:
             if isinstance(error, OSError):
                 raise unusable(path, error) from error
             raise
+
+    @property
+    def cluster_id(self) -> str:
+        return self._identity["cluster.id"]
+
+    @property
+    def node_id(self) -> int | None:
+        """As in `meta.properties`."""
+        text = self._identity.get("node.id", "")
+        return int(text) if text.isdecimal() else None
+
+    @property
+    def has_topics(self) -> bool:
+        """Also if another broker, or Kafka, left them."""
+        topics = self.path / "tierlog" / "topics.json"
+        folders = (path for path in self.path.glob("*-*") if path.is_dir())
+        return topics.exists() or any(map(has_segments, folders))
 
     @property
     def cache(self) -> Path:
@@ -227,7 +246,29 @@ class DataFolder:
 
     # --- identity ---------------------------------------------------------------------------------
 
-    def _read_or_make_identity(self) -> str:
+    def join_cluster(self, cluster_id: str) -> None:
+        """Belong to this cluster; the folder is new, or never had a topic. Raises OSError."""
+        assert not self.has_topics, "topics stay in their cluster"
+        self._change_identity("cluster.id", cluster_id)
+
+    def take_node_id(self, node_id: int) -> None:
+        """Raises OSError, ShuttingDown."""
+        if node_id != self.node_id:
+            self._change_identity("node.id", str(node_id))
+
+    def _change_identity(self, name: str, value: str) -> None:
+        changed = {**self._identity, name: value}
+        self.write(self.path / "meta.properties", checkpoint_files.format_properties(changed))
+        self._identity = changed
+
+    def take_new_owner_id(self) -> None:
+        """As for a copy: the newer folder of that id, if there still is one, is another.
+
+        Raises OSError, ShuttingDown.
+        """
+        self.owner = _write_owner(self.path, write=self.write)
+
+    def _read_or_make_identity(self) -> dict[str, str]:
         path = self.path / "meta.properties"
         if self.is_new:
             self.level = NEW_FOLDER_LEVEL
@@ -239,11 +280,11 @@ class DataFolder:
                 "directory.id": new_id(),
             }
             write_durably(path, checkpoint_files.format_properties(properties))
-            return properties["cluster.id"]
+            return properties
         properties = checkpoint_files.parse_properties(path.read_bytes(), file=str(path))
         if "cluster.id" not in properties:
             raise CorruptSnapshot("has no cluster.id", file=str(path))
-        return properties["cluster.id"]
+        return properties
 
     def _read_or_make_owner(self) -> str:
         """The id of this folder. A copy has another inode, and gets a new id.
@@ -252,14 +293,9 @@ class DataFolder:
         moved gets a new id too, and continues: it still has the epochs recorded under the old id.
         """
         path = self.path / "tierlog" / "owner"
-        stat = self.path.stat()
-        here = f"{stat.st_dev}:{stat.st_ino}"
         text = path.read_text(errors="ignore") if path.exists() else ""
         owner, _, place = text.partition(" ")
-        if place != here:
-            owner = secrets.token_hex(16)
-            write_durably(path, f"{owner} {here}".encode())
-        return owner
+        return owner if place == _place(self.path) else _write_owner(self.path)
 
     def _consume_clean_marker(self) -> bool:
         marker = self.path / CLEAN_SHUTDOWN
@@ -268,6 +304,17 @@ class DataFolder:
         marker.unlink()
         REAL_DISK.sync_folder(self.path)
         return True
+
+
+def _place(data_dir: Path) -> str:
+    stat = data_dir.stat()
+    return f"{stat.st_dev}:{stat.st_ino}"
+
+
+def _write_owner(data_dir: Path, *, write: Callable[[Path, bytes], None] = write_durably) -> str:
+    owner = secrets.token_hex(16)
+    write(data_dir / "tierlog" / "owner", f"{owner} {_place(data_dir)}".encode())
+    return owner
 
 
 def _check_not_nested(path: Path) -> None:
@@ -322,7 +369,7 @@ class Document(Generic[T]):
     def path(self, data_dir: Path) -> Path:
         return data_dir / "tierlog" / self.name
 
-    def read(self, data_dir: Path) -> T | None:
+    def read_document(self, data_dir: Path) -> T | None:
         """None if there is no file. Raises CorruptDataError."""
         path = self.path(data_dir)
         if not path.exists():
@@ -330,7 +377,7 @@ class Document(Generic[T]):
         data = path.read_bytes()
         return sealed_json.decode(data, kind=self.kind, file=str(path), document=self.content)
 
-    def write(
+    def write_document(
         self, data_dir: Path, content: T, *, write: Callable[[Path, bytes], None] = write_durably
     ) -> None:
         """Durable when this returns. Raises what `write` raises."""

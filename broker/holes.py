@@ -47,12 +47,12 @@ class Holes:
         # By the segment before the hole. Replaced as a whole, because other threads read it.
         self._found: WeakKeyDictionary[Partition, dict[int, Gap]] = WeakKeyDictionary()
 
-    def find(self, partition: Partition, base_offset: int) -> Gap | None:
+    def find_hole(self, partition: Partition, base_offset: int) -> Gap | None:
         """The hole after a sealed segment; None if there is none, or it is explained."""
-        if partition.log.config.compacts:
+        if partition.config.compacts:
             return None
         try:
-            gap = partition.log.sealed.gap_after(base_offset)
+            gap = partition.upkeep.gap_after(base_offset)
         except (UnknownSegment, OffsetTrimmed, CorruptDataError):
             return None  # deleted meanwhile, or corrupt, which its readers report
         if gap is None or self._is_explained(partition, gap):
@@ -61,7 +61,7 @@ class Holes:
 
     def _is_explained(self, partition: Partition, gap: Gap) -> bool:
         place = (partition.topic, partition.number)
-        start = max(partition.log.log_start_offset, self._compaction_offsets.cleaned_before(place))
+        start = max(partition.log_start_offset, self._compaction_offsets.cleaned_before(place))
         manifest = partition.manifest
         if manifest is None or start >= gap.base_offset:
             return start >= gap.base_offset
@@ -72,9 +72,9 @@ class Holes:
         because the missing records must not count as uploaded, or before it, because no manifest
         would accept it.
         """
-        gap = _before(partition, base_offset) or self.find(partition, base_offset)
+        gap = _before(partition, base_offset) or self.find_hole(partition, base_offset)
         if gap is not None:
-            raise CorruptDataError(missing(gap), file=str(partition.log.folder))
+            raise CorruptDataError(missing(gap), file=str(partition.folder))
 
     def check_next(self, partition: Partition) -> None:
         """Check the next segments that were not checked yet."""
@@ -82,9 +82,9 @@ class Holes:
             return  # the bucket may know of gaps that are not known here yet
         self._forget_repaired(partition)
         start = self._checked_before.get(partition, 0)
-        unchecked = [one for one in partition.log.sealed.flushed_ranges if one[0] >= start]
+        unchecked = [one for one in partition.upkeep.readable_ranges() if one[0] >= start]
         for base_offset, next_offset in unchecked[:SEGMENTS_PER_ROUND]:
-            gap = self.find(partition, base_offset)
+            gap = self.find_hole(partition, base_offset)
             if gap is not None and not self._act(partition, base_offset, gap):
                 return
             self._checked_before[partition] = next_offset
@@ -92,11 +92,11 @@ class Holes:
     def _act(self, partition: Partition, base_offset: int, gap: Gap) -> bool:
         """Returns False if it has to wait until the bucket mirrors compaction."""
         in_bucket = gap.base_offset <= partition.cold_end_offset
-        if in_bucket and not partition.log.sealed.mirrored:
+        if in_bucket and not partition.is_mirrored:
             return False
         log.error("local segment is missing", partition=str(partition), reason=missing(gap))
         if in_bucket:
-            partition.log.delete_local(gap.base_offset)
+            partition.upkeep.delete_local(gap.base_offset)
             log.warning(
                 "local segments deleted: the bucket is read instead",
                 partition=str(partition),
@@ -108,7 +108,7 @@ class Holes:
 
     def _forget_repaired(self, partition: Partition) -> None:
         found = self._found.get(partition, {})
-        still = {base: gap for base, gap in found.items() if self.find(partition, base) == gap}
+        still = {base: gap for base, gap in found.items() if self.find_hole(partition, base) == gap}
         if still != found:
             self._keep(partition, still)
 
@@ -133,7 +133,7 @@ def _before(partition: Partition, base_offset: int) -> Gap | None:
     manifest = partition.manifest
     if manifest is None:
         return None
-    start = max(manifest.end_offset, partition.log.log_start_offset)  # a trim may be ahead of it
+    start = max(manifest.end_offset, partition.log_start_offset)  # a trim may be ahead of it
     lost = uncovered(manifest, start, base_offset)
     return None if lost is None else Gap(*lost)
 

@@ -16,29 +16,39 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import msgspec
 import structlog
 
 from tierlog.broker.adoption import adopt
-from tierlog.broker.checkpoints import Checkpoints, CompactionOffsets
+from tierlog.broker.checkpoints import Checkpoints, CompactionOffsets, NotOpen
 from tierlog.broker.damaged_partition import DamagedPartition
 from tierlog.broker.data_folder import (
     LOG_STARTS,
     RECOVERY_POINTS,
     DataFolder,
+    TopicIdPartition,
+    TopicPartition,
     new_id,
     topic_id_of,
     with_suffix,
 )
 from tierlog.broker.disk_reserve import raising_disk_full
-from tierlog.broker.log_opener import LogOpener
+from tierlog.broker.log_opener import Assignment, LogOpener
 from tierlog.broker.opened_log import Wanted
 from tierlog.broker.partition import Partition
 from tierlog.broker.topic_registry import TopicRecord, TopicRegistry
+from tierlog.broker.topic_replicas import (
+    ALONE,
+    ANYWHERE,
+    Chosen,
+    check_min_in_sync,
+    choose_factor,
+)
 from tierlog.broker.topics import (
+    Elsewhere,
     Topic,
-    TopicState,
     TopicSummary,
     check_topic_name,
 )
@@ -59,6 +69,26 @@ from tierlog.record_format.topic_rules import MAX_PARTITIONS, ConfigValue
 log = structlog.get_logger(__name__)
 
 
+class Unsettled(NamedTuple):
+    """A partition whose hand-over a crash interrupted: only the bucket knows whose it is. As much
+    of its checkpoints as `DamagedPartition` keeps.
+    """
+
+    topic: str
+    number: int
+    recovery_point: int | None
+    log_start_offset: int | None
+
+
+class HasReplicas(Protocol):
+    """The replicas of partitions that several brokers have (`broker.replication`)."""
+
+    def open_all(
+        self, points: Mapping[TopicPartition, int], starts: Mapping[TopicPartition, int]
+    ) -> None: ...
+    def not_led(self) -> Iterable[NotOpen]: ...
+
+
 class LiveTopics:
     """Thread-safe. Empty until `open_all`. `registry`, `checkpoints` and `compaction_offsets`: what
     the data folder's files say of the topics.
@@ -67,11 +97,17 @@ class LiveTopics:
     def __init__(self, folder: DataFolder, opener: LogOpener, *, clock: Callable[[], int]) -> None:
         self._folder, self._opener, self._clock = folder, opener, clock
         self.registry = TopicRegistry(folder.path, write=folder.write)
-        self.checkpoints = Checkpoints(folder, self.partitions, self.damaged)
+        self.checkpoints = Checkpoints(folder, self.partitions, self._not_open)
         self.compaction_offsets = CompactionOffsets(folder)
+        self.elsewhere: Elsewhere | None = None  # in a cluster
+        self.replicas: HasReplicas | None = None  # in a cluster
+        self.creating: Callable[..., object] = self.create
+        self.choose_factor: Callable[[int | None, Chosen], int] = _choose_alone
+        self._unsettled: dict[TopicIdPartition, Unsettled] = {}
         self._topics: dict[str, Topic] = {}
         self._by_id: dict[str, Topic] = {}
         self._deleting: dict[str, Topic] = {}  # deleted by this process, by id
+        self.version = 0  # rises when a topic is created, altered or deleted
         self._lock = threading.RLock()
         self._closed = False
 
@@ -87,6 +123,13 @@ class LiveTopics:
                 *(msgspec.structs.replace(record, dirty=True) for record in self.registry.live())
             )
         live = self.registry.live()
+        for record in live if self.elsewhere is not None else ():
+            for number in () if record.is_replicated else record.absent:
+                if self._folder.partition_folder(record.name, number).exists():
+                    place = record.name, number
+                    self._unsettled[record.topic_id, number] = Unsettled(
+                        *place, points.get(place), starts.get(place)
+                    )
         cleaned_before = self.compaction_offsets.cleaned_before
         wanted = [
             Wanted(
@@ -103,7 +146,10 @@ class LiveTopics:
         opened = iter(self._opener.open_partitions(wanted))
         for record in live:
             mine = {number: next(opened) for number in record.partition_numbers()}
-            self._topics[record.name] = self._by_id[record.topic_id] = Topic(record, mine)
+            topic = Topic(record, mine, elsewhere=self.elsewhere)
+            self._topics[record.name] = self._by_id[record.topic_id] = topic
+        if self.replicas is not None:
+            self.replicas.open_all(points, starts)
 
     def allocate_waiting_epochs(self) -> None:
         """What a start on a full disk could not do. Raises OSError."""
@@ -134,11 +180,23 @@ class LiveTopics:
             raise UnknownTopic(topic_id)
         return found
 
-    def ensure(self, name: str, config: Mapping[str, ConfigValue], *, partitions: int = 1) -> Topic:
+    def ensure(
+        self,
+        name: str,
+        config: Mapping[str, ConfigValue],
+        *,
+        partitions: int = 1,
+        replication_factor: int | None = None,
+    ) -> Topic:
         """The internal topic, created if it does not exist."""
         if name not in self._topics:
             with suppress(TopicExists):  # another first call was faster
-                self.create(name, partitions=partitions, config=config)
+                self.creating(
+                    name,
+                    partitions=partitions,
+                    config=config,
+                    replication_factor=replication_factor,
+                )
         return self.find(name)
 
     def partitions(self) -> Iterator[Partition]:
@@ -150,6 +208,17 @@ class LiveTopics:
         for topic in self:
             yield from list(topic.damaged.values())
 
+    def _not_open(self) -> Iterator[NotOpen]:
+        """What has rows in the checkpoints, and is not among the partitions."""
+        yield from self.damaged()
+        yield from self._unsettled.copy().values()
+        if self.replicas is not None:
+            yield from self.replicas.not_led()
+
+    def unsettled(self) -> list[TopicIdPartition]:
+        """Partitions with files here of which only the bucket knows whose they are."""
+        return list(self._unsettled)
+
     def summaries(self, *, prefix: str, internal: bool) -> list[TopicSummary]:
         return sorted(
             topic.summary()
@@ -160,10 +229,17 @@ class LiveTopics:
     # --- changing ---------------------------------------------------------------------------------
 
     def create(
-        self, name: str, *, partitions: int, config: Mapping[str, ConfigValue]
-    ) -> TopicState:
-        with self._changing():
-            parsed = self.check_new(name, partitions=partitions, config=config)
+        self,
+        name: str,
+        *,
+        partitions: int,
+        config: Mapping[str, ConfigValue],
+        replication_factor: int | None = None,
+        replicas: Chosen = ANYWHERE,
+    ) -> Topic:
+        with self.changing():
+            factor = self.choose_factor(replication_factor, replicas)
+            parsed = self.check_new(name, partitions=partitions, config=config, factor=factor)
             older = [one for one in self.registry.deleted() if one.name == name]
             for deleted in older:
                 self._set_aside(deleted)
@@ -180,15 +256,17 @@ class LiveTopics:
             )
             topic = self._create(record)
             self._topics[name] = self._by_id[record.topic_id] = topic
-        return topic.describe()
+            self.version += 1
+        return topic
 
     def check_new(
-        self, name: str, *, partitions: int, config: Mapping[str, ConfigValue]
+        self, name: str, *, partitions: int, config: Mapping[str, ConfigValue], factor: int
     ) -> LogConfig:
         """Raise what `create` would. Returns the topic's configuration."""
         check_topic_name(name)
         parsed = LogConfig.parse(config)
-        _check_partition_count(partitions)
+        check_min_in_sync(parsed, factor=factor)
+        check_partition_count(partitions)
         if name in self._topics:
             raise TopicExists(f"topic {name!r} already exists")
         self._check_letter_case(name)
@@ -220,19 +298,31 @@ class LiveTopics:
         return topic
 
     def alter(
-        self, name: str, *, config: Mapping[str, ConfigValue | None], partitions: int | None
-    ) -> TopicState:
-        with self._changing():
+        self,
+        name: str,
+        *,
+        config: Mapping[str, ConfigValue | None],
+        partitions: int | None,
+        replicas: Chosen = ANYWHERE,
+    ) -> Topic:
+        with self.changing():
+            self.check_added_replicas(name, replicas)
             topic, before = self._find_owned(name)
             changed, record = _altered(topic, before, config=config, partitions=partitions)
             self.registry.put_topics(record)
             topic.add_partitions(self._added_partitions(topic, record, before=before))
             topic.record, topic.config = record, changed
+            self.version += 1
             for partition in topic.partitions.values():
                 partition.update_config(changed)
                 if not partition.has_bucket:  # until remote storage is turned on
                     partition.use_bucket(self._opener.find_cold_log(record, partition.number))
-        return topic.describe()
+        return topic
+
+    def check_added_replicas(self, name: str, replicas: Chosen) -> None:
+        """Of new partitions. Raises InvalidReplicaAssignment."""
+        if replicas:
+            self.choose_factor(self.find(name).record.replication_factor, replicas)
 
     def check_altered(
         self, name: str, *, config: Mapping[str, ConfigValue | None], partitions: int | None
@@ -261,19 +351,165 @@ class LiveTopics:
             raise
 
     def delete(self, name: str) -> None:
-        with self._changing():
-            topic, record = self._find_owned(name)
-            record = msgspec.structs.replace(record, deleted=True, dirty=True)
+        with self.changing():
+            self._delete(self._find_owned(name)[1])
+
+    def _delete(self, record: TopicRecord) -> None:
+        record = msgspec.structs.replace(record, deleted=True, dirty=True)
+        self.registry.put_topics(record)
+        self._by_id.pop(record.topic_id)
+        topic = self._deleting[record.topic_id] = self._topics.pop(record.name)
+        self.version += 1
+        for partition in topic.partitions.values():
+            partition.retire()
+        _abandon_logs(topic)
+        try:
+            self._set_aside(record)
+        except OSError as error:  # the topic is deleted anyway: `Deletions` tries again
+            log.warning("deleted topic's files remain for now", topic=record.name, error=str(error))
+
+    # --- in a cluster: `broker.cluster` decides ---------------------------------------------------
+
+    def follow_topic(self, record: TopicRecord) -> Topic:
+        """Know a topic as the cluster has it now. Of a new one no partition is here yet. Raises
+        InvalidConfig if it cannot apply here.
+        """
+        with self.changing():
+            known = self.registry.by_name(record.name)
+            if known is not None and known.topic_id == record.topic_id:
+                return self._follow_change(known, record)
+            self._check_letter_case(record.name)
+            for older in (one for one in self.registry.deleted() if one.name == record.name):
+                self._set_aside(older)
+            self.checkpoints.forget(record.name)
+            self.compaction_offsets.forget(record.name)
+            record = msgspec.structs.replace(record, absent=tuple(range(record.partitions)))
             self.registry.put_topics(record)
-            self._by_id.pop(record.topic_id)
-            self._deleting[record.topic_id] = self._topics.pop(name)
-            for partition in topic.partitions.values():
-                partition.retire()
-            _abandon_logs(topic)
-            try:
-                self._set_aside(record)
-            except OSError as error:  # the topic is deleted anyway: `Deletions` tries again
-                log.warning("deleted topic's files remain for now", topic=name, error=str(error))
+            topic = Topic(record, {}, elsewhere=self.elsewhere)
+            self._topics[record.name] = self._by_id[record.topic_id] = topic
+            self.version += 1
+            return topic
+
+    def _follow_change(self, known: TopicRecord, record: TopicRecord) -> Topic:
+        topic = self._topics[record.name]
+        if known.version >= record.version:
+            return topic
+        added = range(known.partitions, record.partitions)
+        record = msgspec.structs.replace(
+            record,
+            absent=(*known.absent, *added),
+            unclean=known.unclean,
+            dirty=record.dirty or known.dirty,
+        )
+        config = LogConfig.parse(record.config)
+        self.registry.put_topics(record)
+        topic.record, topic.config = record, config
+        self.version += 1
+        for partition in topic.partitions.values():
+            partition.update_config(config)
+        return topic
+
+    def forget_topic(self, topic_id: str) -> None:
+        """The cluster deleted it: refuse every call from now on; `Deletions` removes the rest."""
+        with self.changing():
+            if (topic := self._by_id.get(topic_id)) is not None:
+                self._delete(topic.record)
+
+    def settle(self, topic_id: str, number: int) -> Partition | None:
+        """Claim and serve a partition that is assigned to this folder, or still its own; remove
+        what is left here of one that is not. None if it is another's. Raises what opening and
+        claiming do; it may be repeated, but only one call at a time for a partition.
+        """
+        topic = self.find_by_id(topic_id)
+        if number in topic.partitions or number in topic.damaged:
+            return topic.partitions.get(number)
+        found = self._opener.find_assignment(topic.record, number)
+        if found is Assignment.NONE:
+            return None
+        if found is not Assignment.STILL_HERE:
+            self._remove_leftovers(topic.record, number)
+        return self._settle_here(topic, number) if found.is_here else None
+
+    def _remove_leftovers(self, record: TopicRecord, number: int) -> None:
+        """Of a partition that was handed over: everything of it is in the bucket."""
+        self._opener.remove_files(record, number)
+        self._unsettled.pop((record.topic_id, number), None)
+        self.compaction_offsets.truncate({(record.name, number): 0})
+        self.checkpoints.save()
+
+    def _settle_here(self, topic: Topic, number: int) -> Partition | None:
+        rows = self._unsettled.get((topic.record.topic_id, number))
+        wanted = Wanted(
+            topic.record,
+            number,
+            recovery_point=rows.recovery_point if rows else None,
+            log_start_offset=rows.log_start_offset if rows else None,
+            at_start=rows is not None,
+        )
+        opened = self._opener.open_partitions([wanted])[0]
+        if isinstance(opened, DamagedPartition):
+            topic.add_partitions({number: opened})
+            return None
+        try:
+            opened.claim()
+            with self.changing():
+                self._attach(topic, opened)
+        except BaseException:
+            opened.upkeep.abandon_log()
+            raise
+        return opened
+
+    def _attach(self, topic: Topic, opened: Partition) -> None:
+        topic = self.find_by_id(topic.record.topic_id)  # raises if it was deleted meanwhile
+        opened.update_config(topic.config)
+        self._list_as_here(topic, opened.number, here=True)
+        topic.add_partitions({opened.number: opened})
+        self._unsettled.pop((topic.record.topic_id, opened.number), None)
+        self.checkpoints.save()
+        self.version += 1
+
+    def serve(self, partition: Partition) -> None:
+        """A replica of this broker leads from now on. Raises UnknownTopic if it was deleted."""
+        with self.changing():
+            topic = self.find_by_id(partition.topic_id)
+            partition.update_config(topic.config)
+            topic.add_partitions({partition.number: partition})
+            self.version += 1
+
+    def leave(self, partition: Partition) -> None:
+        """Record, durably, that the partition may be another's from now on: before it is assigned.
+        A start then asks the bucket whose it is.
+        """
+        with self.changing():
+            self._list_as_here(self.find_by_id(partition.topic_id), partition.number, here=False)
+
+    def stay(self, partition: Partition) -> None:
+        """It was not assigned to another after all."""
+        with self.changing():
+            self._list_as_here(self.find_by_id(partition.topic_id), partition.number, here=True)
+
+    def _list_as_here(self, topic: Topic, number: int, *, here: bool) -> None:
+        absent = {one for one in topic.record.absent if one != number}
+        record = msgspec.structs.replace(
+            topic.record, absent=tuple(sorted(absent if here else absent | {number}))
+        )
+        self.registry.put_topics(record)
+        topic.record = record
+
+    def retire_partition(self, partition: Partition, gone: Callable[[], TierlogError]) -> None:
+        """It is another's: answer with `gone` from now on."""
+        with self.changing():
+            if (topic := self._by_id.get(partition.topic_id)) is not None:
+                topic.remove_partition(partition.number)
+            self.version += 1
+            partition.retire(gone)
+
+    def remove_leftovers(self, partition: Partition) -> None:
+        """Of a partition that is another's. Raises OSError; a start does the rest."""
+        record = self.find_by_id(partition.topic_id).record
+        partition.upkeep.abandon_log()
+        self._remove_leftovers(record, partition.number)
+        self._opener.forget_recorded(record, partition.number)
 
     # --- what deleted topics leave: `background.deletions` ----------------------------------------
 
@@ -331,7 +567,7 @@ class LiveTopics:
         return dict(zip(wanted, opened, strict=True))
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def changing(self) -> Iterator[None]:
         """Serialise changes. Raises ShuttingDown, and DiskFull if nothing was changed."""
         with self._lock, raising_disk_full(self._folder.path):
             if self._closed:
@@ -341,7 +577,7 @@ class LiveTopics:
 
 def _abandon_logs(topic: Topic) -> None:
     for partition in topic.partitions.values():
-        partition.log.abandon()
+        partition.upkeep.abandon_log()
 
 
 def _altered(
@@ -353,20 +589,25 @@ def _altered(
 ) -> tuple[LogConfig, TopicRecord]:
     """The changed configuration and record. Raises InvalidConfig, InvalidPartitionCount."""
     changed = topic.config.replace(config)
+    check_min_in_sync(changed, factor=before.replication_factor)
     for partition in topic.partitions.values():
         partition.check_change(topic.config, changed)
     record = msgspec.structs.replace(before, config=dict(changed.overrides), dirty=True)
-    return changed, record if partitions is None else _with_partitions(record, partitions)
+    return changed, record if partitions is None else with_partitions(record, partitions)
 
 
-def _check_partition_count(partitions: int) -> None:
+def _choose_alone(given: int | None, replicas: Chosen) -> int:
+    return choose_factor(given, replicas, default=1, living=(ALONE,))
+
+
+def check_partition_count(partitions: int) -> None:
     if not 1 <= partitions <= MAX_PARTITIONS:
         detail = f"partitions must be 1 to {MAX_PARTITIONS}, not {partitions}"
         raise InvalidRequest(detail, problems=(FieldProblem("partitions", detail),))
 
 
-def _with_partitions(record: TopicRecord, partitions: int) -> TopicRecord:
-    _check_partition_count(partitions)
+def with_partitions(record: TopicRecord, partitions: int) -> TopicRecord:
+    check_partition_count(partitions)
     if partitions < record.partitions:
         raise InvalidPartitionCount(
             f"topic {record.name!r} has {record.partitions} partitions: the number cannot decrease"

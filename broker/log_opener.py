@@ -12,16 +12,18 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, wait
+from concurrent.futures import wait
 from contextlib import contextmanager
+from enum import Enum, auto
 
 import structlog
 
 from tierlog.broker.bucket import Bucket
 from tierlog.broker.cold_log import ColdLog
 from tierlog.broker.damaged_partition import DamagedPartition, reason_of
-from tierlog.broker.data_folder import DataFolder, format_topic_id_partition
+from tierlog.broker.data_folder import DataFolder, format_topic_id_partition, with_suffix
 from tierlog.broker.holes import lost_before
 from tierlog.broker.opened_log import AllocatedEpochs, LogSpec, OpenedLog, Wanted
 from tierlog.broker.partition import Partition
@@ -37,6 +39,7 @@ from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_folder import LOG, has_segments, path_of
 from tierlog.hot_tier.open_files import OpenFiles
 from tierlog.hot_tier.recovery_scan import OpenRequest
+from tierlog.manifest.state import EpochStart
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptBatch,
@@ -54,6 +57,23 @@ _HOW_TO_CONTINUE = (
     "`tierlog storage restore --tail` continues above what may be lost; `tierlog storage repair` "
     "shows how to continue with this folder"
 )
+
+
+class Assignment(Enum):
+    """Who may claim a partition of the cluster: nobody yet, another folder, or this one, to which
+    it was assigned, or from which it was not taken after all.
+    """
+
+    NONE = auto()
+    ELSEWHERE = auto()
+    HERE = auto()
+    STILL_HERE = auto()
+
+    @property
+    def is_here(self) -> bool:
+        return self in (Assignment.HERE, Assignment.STILL_HERE)
+
+
 OPEN_THREADS = 8  # a pool of its own: appends do not wait for a thousand new partitions
 
 
@@ -63,7 +83,7 @@ class LogOpener:
         folder: DataFolder,
         settings: BrokerSettings,
         bucket: Bucket | None,
-        executor: Executor,
+        start: Callable[[Callable[[], None]], object],
         *,
         clock: Callable[[], int],
         check_room: Callable[[], None],
@@ -71,7 +91,7 @@ class LogOpener:
     ) -> None:
         self._disk = disk
         self._folder, self._settings, self._bucket = folder, settings, bucket
-        self._executor, self._clock = executor, clock
+        self._start, self._clock = start, clock
         self._check_reserve = check_room
         self._without_epoch: list[OpenedLog] = []
         self._files = OpenFiles()
@@ -162,6 +182,53 @@ class LogOpener:
             self.epochs.prepare(cold, format_topic_id_partition(record.topic_id, number))
         return cold
 
+    def open_replica(self, wanted: Wanted) -> OpenedLog | DamagedPartition:
+        """Open or create the log of a replica, whose epochs are its leader's. Raises what creating
+        one does.
+        """
+        self.has_opened_logs = True
+        return self._open(wanted)
+
+    def lead(self, log: PartitionLog, record: TopicRecord, *, epoch: int) -> Partition:
+        """What serves a replica's log from now on: it is elected to lead under this epoch."""
+        cold = self._cold_log(record, log.partition)
+        if cold is not None:
+            owner = self._folder.owner
+            begun = [EpochStart(one.epoch, one.start_offset, owner) for one in log.epochs]
+            kept = tuple(one for one in begun if one.epoch < epoch)
+            now = EpochStart(epoch, log.log_end_offset, owner)
+            cold.ownership.prepare(owner, (*kept, now), take_over=False, elected=True)
+        return self._partition(OpenedLog(log, cold, None))
+
+    def find_assignment(self, record: TopicRecord, number: int) -> Assignment:
+        """Whether this folder may claim a partition of the cluster, by the manifest in force, which
+        is recorded if it may. Raises StoreUnavailable, CorruptDataError.
+        """
+        cold = self._cold_log(record, number)
+        manifest = cold.load_newest() if cold is not None else None
+        if cold is None or manifest is None:
+            return Assignment.NONE
+        if manifest.assigned_to != self._folder.owner and (
+            manifest.assigned_to or not cold.bucket_state.knows(manifest)
+        ):
+            return Assignment.ELSEWHERE
+        cold.bucket_state.record_manifest(manifest)
+        return Assignment.HERE if manifest.assigned_to else Assignment.STILL_HERE
+
+    def remove_files(self, record: TopicRecord, number: int) -> None:
+        """Of a partition that another broker of the cluster has now. Raises OSError."""
+        path = self._folder.partition_folder(record.name, number)
+        if path.exists():
+            gone = with_suffix(path, f".{record.topic_id}-delete")
+            path.rename(gone)
+            REAL_DISK.sync_folder(self._folder.path)
+            shutil.rmtree(gone)
+
+    def forget_recorded(self, record: TopicRecord, number: int) -> None:
+        """Forget what the folder recorded of a partition that it does not have any more."""
+        assert self._bucket is not None, "a partition without a bucket stays where it is"
+        self._bucket.forget_partition(record, number)
+
     def reopen(
         self, record: TopicRecord, damaged: DamagedPartition, *, end_offset: int, cuts: bool
     ) -> Partition | DamagedPartition:
@@ -185,7 +252,7 @@ class LogOpener:
         def commits(before_answers: Callable[[], None]) -> GroupCommit:
             return GroupCommit(
                 one.log.writer,
-                self._executor,
+                self._start,
                 self._timer,
                 times=self.commit_times,
                 before_answers=before_answers,
@@ -216,6 +283,8 @@ class LogOpener:
         manifest = cold.manifest if cold is not None else None
         starts = (wanted.log_start_offset, manifest.log_start_offset if manifest else None)
         cold_end, flushed_end = cold.end_offset if cold else 0, wanted.flushed_end
+        if flushed_end is None and record.is_replicated:
+            flushed_end = checkpoint  # what the bucket has may be of a leader that it follows
         if flushed_end is None:
             # The bucket's end was flushed as well: nothing is uploaded before it is flushed.
             flushed_end = max(checkpoint, cold_end)
@@ -279,6 +348,7 @@ class LogOpener:
         """The take-over that was begun earlier, or that `--take-over` asks for, if any."""
         cold, pending = spec.cold, self._take_overs.get(spec.name)
         may_begin = spec.at_start and self._settings.take_over and cold is not None
+        may_begin = may_begin and not spec.record.is_replicated
         if pending is None and not may_begin:
             return None
         if cold is None:
@@ -354,7 +424,8 @@ def _check_reaches(opened: PartitionLog, spec: LogSpec) -> None:
     """Raises CorruptBatch if the log ends below what it had held. After a clean stop, which
     recorded where the log ended, it may, if the bucket has everything.
     """
-    end, reached = opened.log_end_offset, max(spec.checkpoint, spec.cold_end)
+    end, reached = opened.log_end_offset, spec.checkpoint
+    reached = reached if spec.record.is_replicated else max(reached, spec.cold_end)
     if end >= reached or (spec.request.clean and spec.checkpoint == spec.cold_end):
         return
     opened.close()

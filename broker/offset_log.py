@@ -5,9 +5,9 @@
 * A row that could not be written is `unwritten`: it is retried until it succeeds, or until a later
   commit of its key supersedes it.
 * The view is rebuilt from the log alone, whatever is in it: compacted or not, tombstones, other
-  kinds of records, transactions of a real Kafka (applied at the commit marker, dropped at an
-  abort). Only the newest commit of each partition is kept; the log is read in windows.
-* The newest record of each group's members is kept as it is (`metadata`), for the coordinator.
+  kinds of records, transactions (applied at the commit marker, dropped at an abort). Only the
+  newest commit of each partition is kept; the log is read in windows.
+* The newest records of each group's members are kept as they are (`metadata`), for the coordinator.
 * A record that cannot be decoded is skipped and counted: one bad record from a foreign broker does
   not cost every group its offsets. A batch that fails its checksum is an error: the disk failed.
 """
@@ -24,10 +24,12 @@ from typing import Final, NamedTuple
 import structlog
 
 from tierlog.broker.data_folder import TopicPartition
+from tierlog.broker.group_coordinator.consumer_group_records import read_key
 from tierlog.broker.partition import Partition
 from tierlog.broker.topics import Topic
 from tierlog.hot_tier.log_writer import Acks, AppendResult
-from tierlog.record_format.batch import BatchHeader, check_crc, iter_headers
+from tierlog.hot_tier.producer_state import Verify
+from tierlog.record_format.batch import NO_PRODUCER_ID, BatchHeader, check_crc, iter_headers
 from tierlog.record_format.consumer_offsets import (
     Commit,
     CommitKey,
@@ -37,10 +39,14 @@ from tierlog.record_format.consumer_offsets import (
     encode_value,
     partition_for_group,
 )
-from tierlog.record_format.decode import Record, decode_batch, end_marker_of
-from tierlog.record_format.errors import CorruptDataError, OffsetTrimmed, TierlogError
-from tierlog.record_format.kafka_messages import codec
-from tierlog.record_format.kafka_messages.messages import GroupMetadataKey
+from tierlog.record_format.decode import EndMarker, Record, decode_batch, end_marker_of
+from tierlog.record_format.errors import (
+    CorruptDataError,
+    LeaderUnknown,
+    NotLeader,
+    OffsetTrimmed,
+    TierlogError,
+)
 from tierlog.record_format.kafka_messages.source import MessageError
 from tierlog.record_format.produced import build_produced
 
@@ -54,46 +60,81 @@ class Row(NamedTuple):
     commit: Commit | None
 
 
+class InTransaction(NamedTuple):
+    """The producer whose transaction a commit is part of. `verify`: see `producer_state`."""
+
+    producer_id: int
+    producer_epoch: int
+    verify: Verify
+
+
 class PendingAppend(NamedTuple):
-    """An append in progress; rows are applied in the order of appends."""
+    """An append in progress; rows are applied in the order of appends. `producer_id`: of the
+    transaction that they are part of, or -1.
+    """
 
     rows: Sequence[Row]
     future: Future[AppendResult]
+    producer_id: int = NO_PRODUCER_ID
 
 
 class OffsetLog:
-    """`topic` returns None if the topic does not exist yet. `view` is None until the log was read;
-    `lock` guards it and `unwritten`.
+    """`topic` returns None if the topic does not exist yet. `view`: what was read of the log so
+    far; `lock` guards it and `unwritten`.
     """
 
     def __init__(self, topic: Callable[[], Topic | None], *, clock: Callable[[], int]) -> None:
         self._topic, self._clock = topic, clock
         self.lock = threading.RLock()
-        self.view: GroupView | None = None
+        self.view = GroupView()
         self.unwritten: dict[CommitKey, Commit | None] = {}  # None: a tombstone
         self._pending: deque[PendingAppend] = deque()
+        self._ended: deque[tuple[int, bool]] = deque()  # transactions, not in the view yet
 
     @property
     def known(self) -> GroupView:
-        """The view; call it only after the log was read."""
-        assert self.view is not None, "the log was not read yet"
+        """The view; call it under the lock."""
+        while self._ended:
+            producer_id, is_commit = self._ended.popleft()
+            self.view.end_transaction(producer_id, committed=is_commit)
         return self.view
 
+    def follow_end(self, producer_id: int, marker: EndMarker, ended: Future[AppendResult]) -> None:
+        """A transaction's marker is being written. Without the lock, which whoever waits for a
+        flush may hold: it takes effect with the next look at the view.
+        """
+
+        def follow(future: Future[AppendResult]) -> None:
+            if future.exception() is None:
+                self._ended.append((producer_id, marker.committed))
+
+        ended.add_done_callback(follow)
+
     def append(
-        self, home: Partition, rows: Sequence[Row], *, tombstones: Sequence[bytes] = ()
+        self,
+        home: Partition,
+        rows: Sequence[Row],
+        *,
+        tombstones: Sequence[bytes] = (),
+        within: InTransaction | None = None,
     ) -> PendingAppend:
         """Append rows, and tombstones of other keys, all or none. Call it under the lock: the order
         of appends is the order of `_pending`.
         """
+        producer_id, producer_epoch, verify = within or (NO_PRODUCER_ID, -1, None)
         values = [None if row.commit is None else encode_value(row.commit) for row in rows]
         keys = [*(encode_key(row.key) for row in rows), *tombstones]
         batches = build_produced(
             [*values, *(None for _ in tombstones)],
             keys=keys,
             timestamps=[self._clock()] * len(keys),
-            max_message_bytes=home.log.config.max_message_bytes,
+            max_message_bytes=home.config.max_message_bytes,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            transactional=within is not None,
         )
-        pending = PendingAppend(rows, home.append(batches, acks=Acks.ALL))
+        appended = home.append(batches, acks=Acks.ALL, verify=verify)
+        pending = PendingAppend(rows, appended, producer_id)
         self._pending.append(pending)
         return pending
 
@@ -125,6 +166,9 @@ class OffsetLog:
         if pending.future.exception() is not None:
             return  # the caller that appended it raises the error
         record_offset = pending.future.result().base_offset
+        if pending.producer_id != NO_PRODUCER_ID:
+            self.known.hold(pending.producer_id, pending.rows, record_offset=record_offset)
+            return
         for key, commit in pending.rows:
             self.unwritten.pop(key, None)
             if commit is None:
@@ -149,9 +193,10 @@ class OffsetLog:
             return []
         by_home: dict[Partition, list[Row]] = {}
         for key in sorted(self.unwritten):
-            by_home.setdefault(home_partition(key.group, topic), []).append(
-                Row(key, self.unwritten[key])
-            )
+            with suppress(NotLeader, LeaderUnknown):  # whose it is writes them
+                by_home.setdefault(home_partition(key.group, topic), []).append(
+                    Row(key, self.unwritten[key])
+                )
         started = []
         for home, rows in by_home.items():
             try:
@@ -161,14 +206,58 @@ class OffsetLog:
         return started
 
 
-def home_partition(group: str, topic: Topic) -> Partition:
+def append_records(
+    home: Partition, rows: Sequence[tuple[bytes, bytes | None]], *, now_ms: int
+) -> Future[AppendResult]:
+    """Queue records of a coordinator, keys and values, all or none."""
+    batches = build_produced(
+        [value for _, value in rows],
+        keys=[key for key, _ in rows],
+        timestamps=[now_ms] * len(rows),
+        max_message_bytes=home.config.max_message_bytes,
+    )
+    return home.append(batches, acks=Acks.ALL)
+
+
+def home_number(group: str, topic: Topic) -> int:
     """The partition that Kafka would choose; if an adopted folder lacks it, the first it has."""
     wanted = partition_for_group(group, topic.record.partitions)
-    return topic.partition(wanted if wanted in topic.numbers else topic.numbers[0])
+    return wanted if wanted in topic.numbers else topic.numbers[0]
+
+
+def home_partition(group: str, topic: Topic) -> Partition:
+    """Raises NotLeader or LeaderUnknown if it is elsewhere in the cluster."""
+    return topic.partition(home_number(group, topic))
+
+
+def stored_batches(partition: Partition) -> Iterator[bytes]:
+    """A partition's whole log, in windows. May block; raises what reads raise."""
+    offset = partition.offsets().log_start_offset
+    while offset < partition.offsets().high_watermark:
+        try:
+            fetched = partition.read(offset, max_bytes=WINDOW_BYTES)
+        except OffsetTrimmed as trimmed:
+            offset = trimmed.log_start_offset
+            continue
+        with closing(fetched):
+            yield b"".join(piece.read() for piece in fetched.slices)
+        if fetched.next_offset <= offset:
+            return  # compaction removed the last records
+        offset = fetched.next_offset
+
+
+def stored_records(partition: Partition) -> Iterator[Record]:
+    """Those of a coordinator's partition, in the log's order. Raises what `stored_batches` does,
+    and CorruptBatch.
+    """
+    for data in stored_batches(partition):
+        for header in iter_headers(data):
+            check_crc(data, header)
+            if not header.is_control:
+                yield from decode_batch(data, header)
 
 
 WINDOW_BYTES: Final = 1 << 20
-_GROUP_METADATA: Final = 2  # the type of record
 
 
 class Committed(NamedTuple):
@@ -189,10 +278,24 @@ class _Change(NamedTuple):
 class GroupView:
     def __init__(self) -> None:
         self.groups: dict[str, dict[TopicPartition, Committed]] = {}
-        self.metadata: dict[str, bytes] = {}  # of groups with members
+        self.metadata: dict[str, dict[bytes, bytes]] = {}  # of groups with members, by key
         self.count = 0
         self.unreadable = 0
-        self._open_transactions: dict[int, list[_Change]] = {}
+        # By producer; their count is bounded with that of the commits.
+        self._open_transactions: dict[int, dict[CommitKey, _Change]] = {}
+
+    @property
+    def held_count(self) -> int:
+        return sum(map(len, self._open_transactions.values()))
+
+    def held_places(self, group: str) -> set[TopicPartition]:
+        """Those for which a transaction in progress has a commit."""
+        return {
+            (key.topic, key.partition)
+            for changes in self._open_transactions.values()
+            for key in changes
+            if key.group == group
+        }
 
     # --- changes ----------------------------------------------------------------------------------
 
@@ -219,23 +322,26 @@ class GroupView:
             for (topic, partition), committed in offsets.items():
                 yield CommitKey(group, topic, partition), committed.commit
 
+    def take_in(self, other: GroupView) -> None:
+        """What another partition of the log has: other groups."""
+        self.groups |= other.groups
+        self.count += other.count
+        for producer_id, changes in other._open_transactions.items():
+            self._open_transactions.setdefault(producer_id, {}).update(changes)
+
+    def forget_groups(self, is_gone: Callable[[str], bool]) -> None:
+        for group in [name for name in self.groups if is_gone(name)]:
+            self.count -= len(self.groups.pop(group))
+        for changes in self._open_transactions.values():
+            for key in [key for key in changes if is_gone(key.group)]:
+                del changes[key]
+
     # --- the log ----------------------------------------------------------------------------------
 
     def replay(self, partition: Partition) -> None:
         """Apply one partition's whole log. May block; raises what reads raise."""
-        offset = partition.offsets().log_start_offset
-        while offset < partition.offsets().high_watermark:
-            try:
-                fetched = partition.read(offset, max_bytes=WINDOW_BYTES)
-            except OffsetTrimmed as trimmed:
-                offset = trimmed.log_start_offset
-                continue
-            with closing(fetched):
-                self.apply(b"".join(piece.read() for piece in fetched.slices))
-            if fetched.next_offset <= offset:
-                break  # compaction removed the last records
-            offset = fetched.next_offset
-        self._open_transactions.clear()  # the end of one is written only by a real Kafka
+        for batches in stored_batches(partition):
+            self.apply(batches)
         if self.unreadable:
             log.warning(
                 "records of unknown format skipped",
@@ -253,11 +359,11 @@ class GroupView:
         if header.is_control:
             marker = end_marker_of(data, header)
             if marker is not None:
-                self._end_transaction(header.producer_id, committed=marker.committed)
+                self.end_transaction(header.producer_id, committed=marker.committed)
             return
         changes = list(self._changes(data, header))
         if header.is_transactional:
-            self._open_transactions.setdefault(header.producer_id, []).extend(changes)
+            self._hold(header.producer_id, changes)
             return
         for change in changes:
             self._apply(change)
@@ -276,15 +382,17 @@ class GroupView:
             yield _Change(key, commit, record.offset)
 
     def _note_metadata(self, record: Record) -> None:
-        """Raises MessageError. Other types of records, of KIP-848 and later, are skipped."""
-        key = record.key or b""
-        if codec.record_type(key) != _GROUP_METADATA:
+        """Raises MessageError. Other types of records, of share groups and later, are skipped."""
+        key = bytes(record.key or b"")
+        found = read_key(key)
+        if found is None:
             return
-        group = codec.decode_record_key(GroupMetadataKey, key).group
-        if record.value is None:
-            self.metadata.pop(group, None)
-        else:
-            self.metadata[group] = bytes(record.value)
+        of_group = self.metadata.setdefault(found[0], {})
+        of_group.pop(key, None)
+        if record.value is not None:
+            of_group[key] = bytes(record.value)
+        elif not of_group:
+            del self.metadata[found[0]]
 
     def _apply(self, change: _Change) -> None:
         if change.commit is None:
@@ -292,10 +400,18 @@ class GroupView:
         else:
             self.put_commit(change.key, change.commit, record_offset=change.record_offset)
 
-    def _end_transaction(self, producer_id: int, *, committed: bool) -> None:
+    def hold(self, producer_id: int, rows: Sequence[Row], *, record_offset: int) -> None:
+        """Commits of a transaction, until its end."""
+        self._hold(producer_id, [_Change(*row, record_offset) for row in rows])
+
+    def _hold(self, producer_id: int, changes: Sequence[_Change]) -> None:
+        held = self._open_transactions.setdefault(producer_id, {})
+        held.update((change.key, change) for change in changes)
+
+    def end_transaction(self, producer_id: int, *, committed: bool) -> None:
         """A commit outside of the transaction, made after the transaction's record, wins."""
-        changes = self._open_transactions.pop(producer_id, [])
-        for change in changes if committed else ():
+        changes = self._open_transactions.pop(producer_id, {})
+        for change in changes.values() if committed else ():
             key = change.key
             found = self.groups.get(key.group, {}).get((key.topic, key.partition))
             if found is None or found.record_offset < change.record_offset:

@@ -182,7 +182,7 @@ class AllocatedEpochs:
 
     def __init__(self, folder: DataFolder) -> None:
         self._folder = folder
-        self._epochs = EPOCHS.read(folder.path) or {}
+        self._epochs = EPOCHS.read_document(folder.path) or {}
         self._lock = threading.Lock()  # for changes
 
     def of(self, name: str) -> tuple[EpochStart, ...]:
@@ -227,5 +227,5 @@ class AllocatedEpochs:
                 self._save(kept)
 
     def _save(self, epochs: dict[str, tuple[EpochStart, ...]]) -> None:
-        EPOCHS.write(self._folder.path, epochs, write=self._folder.write)
+        EPOCHS.write_document(self._folder.path, epochs, write=self._folder.write)
         self._epochs = epochs

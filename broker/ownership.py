@@ -18,6 +18,8 @@ still own the partition?
 * Only a store that does not answer lets an owner go on. All partitions share that knowledge
   (`Silence`), and the checker renews it: an outage is waited for once, by whoever finds it, not by
   each group.
+* In a cluster one look stands for all partitions: a claim that breaks the rules is announced before
+  it is made (`manifest.forced_claims`), and every other change of the owner is the owner's own.
 * Damage is not a claim: what cannot be read fences nobody.
 """
 
@@ -36,6 +38,7 @@ from tierlog.broker.bucket_state import BucketState, OwnerEpochs
 from tierlog.host.clock import boottime_ms
 from tierlog.host.threads import run_in_daemon_thread
 from tierlog.manifest import transitions
+from tierlog.manifest.forced_claims import announce_forced_claim
 from tierlog.manifest.state import EpochStart, Manifest
 from tierlog.manifest.store import ManifestStore
 from tierlog.manifest.transitions import Claim
@@ -105,10 +108,20 @@ class Ownership:
 
     # --- the claim --------------------------------------------------------------------------------
 
-    def prepare(self, owner: str, epochs: tuple[EpochStart, ...], *, take_over: bool) -> None:
-        """Build the claim. It may be sent once the epochs are durable in the data folder."""
+    def prepare(
+        self,
+        owner: str,
+        epochs: tuple[EpochStart, ...],
+        *,
+        take_over: bool,
+        elected: bool = False,
+    ) -> None:
+        """Build the claim. It may be sent once the epochs are durable in the data folder, or, of a
+        replica that is `elected`, in force.
+        """
         seen = self._bucket_state.manifest
-        self._claim = Claim(owner, epochs, self._bucket_state.recorded, take_over, seen=seen)
+        recorded = self._bucket_state.recorded
+        self._claim = Claim(owner, epochs, recorded, take_over, elected, seen=seen)
 
     @property
     def _prepared(self) -> Claim:
@@ -184,6 +197,8 @@ class Ownership:
                 manifest = transitions.record_gap(manifest, end_offset=gap_end)
             return manifest
 
+        keys = self._manifests.keys
+        announce_forced_claim(self._manifests.objects, keys.topic_id, keys.partition, claim.owner)
         self._record_claim()
         try:
             if seen is not None:
@@ -238,10 +253,11 @@ class Ownership:
         except CorruptDataError:
             return None
         if newest is not None:
-            transitions.check_recorded(newest, self._prepared.recorded)
+            transitions.check_may_claim(newest, self._prepared)
             # Versions committed since the claim are this folder's own.
             seen = self._bucket_state.manifest if self.claimed else self._prepared.seen
-            self._manifests.check_not_stale_copy(seen, newest)
+            if not self._prepared.elected:
+                self._manifests.check_not_stale_copy(seen, newest)
         return newest
 
     def _record_and_check_reaches(self, newest: Manifest, log_end_offset: int) -> None:
@@ -267,14 +283,16 @@ LEAST_PATIENCE_MS: Final = 1000  # of a store across the ocean, whatever `fence.
 
 
 class Silence:
-    """Whether the store answers looks; `reason` is None while it does. Shared by all partitions."""
+    """Whether the store answers looks; `reason` is None while it does. Shared by all partitions.
+    `all_looked_ms`: when the last look began that stands for all of them.
+    """
 
     def __init__(self, *, check_ms: int, boot_clock: Callable[[], int] = boottime_ms) -> None:
         patience_ms = max(LEAST_PATIENCE_MS, check_ms // 5)
         self.check_ms, self.boot_clock, self.patience_s = check_ms, boot_clock, patience_ms / 1000
         # The next look of the checker begins after half the interval, and fails that much later.
         self._excused_ms = max(check_ms, check_ms // 2 + 2 * patience_ms)
-        self._began_ms = self._answered_ms = NEVER_MS
+        self._began_ms = self._answered_ms = self.all_looked_ms = NEVER_MS
         self.reason: str | None = None
 
     def excuses(self, now_ms: int) -> bool:
@@ -289,6 +307,11 @@ class Silence:
         has_slept = self.boot_clock() - since_ms > self.check_ms
         if self._answered_ms < since_ms and not has_slept:
             self.note_unanswered(since_ms, f"no answer within {self.patience_s:g} s")
+
+    def note_all_looked(self, began_ms: int) -> None:
+        """In a cluster: nobody has claimed a partition against the rules."""
+        self.all_looked_ms = max(self.all_looked_ms, began_ms)
+        self.note_answered(began_ms)
 
     def note_answered(self, began_ms: int) -> None:
         self._answered_ms = self.boot_clock()
@@ -314,7 +337,8 @@ class OwnerCheck:
     def is_due(self) -> bool:
         """Whether an answer has to wait for a look."""
         now_ms = self._silence.boot_clock()
-        is_old = now_ms - self.looked_ms > self._silence.check_ms
+        looked_ms = max(self.looked_ms, self._silence.all_looked_ms)
+        is_old = now_ms - looked_ms > self._silence.check_ms
         return is_old and not self._silence.excuses(now_ms)
 
     def look(self, *, log_end_offset: int) -> None:

@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from tierlog.broker.partition import Partition
+from tierlog.broker.upkeep import PIECE_BYTES
 from tierlog.cold_tier.index_bundle import ParsedBundle
 from tierlog.cold_tier.ranged_reader import read_range
 from tierlog.cold_tier.segment_lookup import load_bundle
@@ -31,8 +33,6 @@ from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptDataError
 from tierlog.record_format.segment_entry import SegmentEntry
 
-PIECE_BYTES = 8 << 20
-
 
 class RebuiltSegment(NamedTuple):
     """A sealed segment's files, synced, and the leader epochs of its records."""
@@ -44,14 +44,14 @@ class RebuiltSegment(NamedTuple):
 @contextmanager
 def rebuilt_segment(
     scratch: Path,
-    log: PartitionLog,
+    partition: Partition,
     entry: SegmentEntry,
     pieces: Iterable[bytes],
     *,
     clock: Callable[[], int],
     snapshot: bytes | None = None,
 ) -> Iterator[RebuiltSegment]:
-    """Rebuild `entry`, of the partition of `log`, from `pieces`; `scratch` is removed afterwards.
+    """Rebuild `entry`, of this partition, from `pieces`; `scratch` is removed afterwards.
 
     `snapshot`: the producer snapshot before it. Raises CorruptDataError, DiskFull, LogOfflineError,
     OSError.
@@ -61,7 +61,7 @@ def rebuilt_segment(
     try:
         closed_log.replace_with_empty(scratch, entry.base_offset, snapshot=snapshot)
         _write(path_of(scratch, entry.base_offset, LOG), pieces)
-        opened = _opened(scratch, log, entry, clock)
+        opened = _opened(scratch, partition, entry, clock)
         try:
             opened.roll()
             yield RebuiltSegment(opened.sealed.prepare_upload(entry.base_offset), opened.epochs)
@@ -134,15 +134,15 @@ def _write(path: Path, pieces: Iterable[bytes]) -> None:
 
 
 def _opened(
-    scratch: Path, log: PartitionLog, entry: SegmentEntry, clock: Callable[[], int]
+    scratch: Path, partition: Partition, entry: SegmentEntry, clock: Callable[[], int]
 ) -> PartitionLog:
     whole = {"segment.bytes": 2**31 - 1, "segment.index.bytes": 2**31 - 8}
     opened = PartitionLog.open(
         scratch,
-        topic=log.topic,
-        partition=log.partition,
-        topic_id=log.topic_id,
-        config=LogConfig.parse({**log.config.overrides, **whole}),
+        topic=partition.topic,
+        partition=partition.number,
+        topic_id=partition.topic_id,
+        config=LogConfig.parse({**partition.config.overrides, **whole}),
         clock=clock,
         request=OpenRequest(clean=False, log_start_offset=entry.base_offset),
     )

@@ -91,8 +91,11 @@ def readiness(
     blocked: Mapping[Partition, str],
     holes: Mapping[Partition, str],
     disk_full_error: str | None,
+    membership_lost: str | None = None,
 ) -> Readiness:
     reasons = [f"{one}: {one.reason}" for one in damaged]
+    if membership_lost is not None:
+        reasons.append(f"membership lost: {membership_lost}")
     folders = [path for path in diverged if path.is_dir()]
     degraded = [f"diverged records set aside by a take-over: {path}" for path in folders]
     remedy = "`tierlog storage repair --deep` shows how to repair it"
@@ -104,12 +107,12 @@ def readiness(
     if disk_full_error is not None:
         degraded.append(f"writes are refused: {disk_full_error}")
     for partition in partitions:
-        if partition.log.offline:
+        if partition.is_offline:
             reasons.append(f"{partition}: its log is offline: the local disk failed")
         degraded += [
             f"{partition}: its start cut what followed the last whole batch; it is kept in {path} "
             "until you delete that file"
-            for path in partition.log.recovery.cut_files
+            for path in partition.cut_files
             if path.is_file()
         ]
         if partition.leadership_lost:

@@ -15,14 +15,13 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition import Partition, Readable
 from tierlog.host.file_slice import FileSlice, OpenFile
 from tierlog.host.waiting import Wait
-from tierlog.hot_tier.log import PartitionLog
-from tierlog.hot_tier.sealed_segments import OpenedSegment, SegmentView
+from tierlog.hot_tier.sealed_segments import SegmentView
 from tierlog.hot_tier.segment import modified_ms
 from tierlog.manifest.state import OffsetGap
-from tierlog.record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
+from tierlog.record_format.errors import UnknownSegment
 from tierlog.record_format.segment_entry import SegmentEntry
 
 
@@ -70,8 +69,8 @@ def peek_segments(partition: Partition, *, from_offset: int = 0) -> Iterator[Seg
 
 
 def _listed(partition: Partition, from_offset: int, *, count: bool) -> Iterator[SegmentState]:
-    from_offset = max(from_offset, partition.log.log_start_offset)
-    local = partition.log.segments()
+    from_offset = max(from_offset, partition.log_start_offset)
+    local = partition.local_segments()
     local_start = local[0].base_offset
     for entry in partition.cold_entries(from_offset):
         if entry.base_offset >= local_start:
@@ -84,7 +83,7 @@ def _listed(partition: Partition, from_offset: int, *, count: bool) -> Iterator[
             in_bucket = covered.get(view.base_offset)
             known = _with_manifest_facts(view, in_bucket)
             if count:
-                known = _counted(partition, known)
+                known = partition.counted(known)
             yield _local_listing(partition, known, in_bucket)
 
 
@@ -142,30 +141,18 @@ def _with_manifest_facts(view: SegmentView, entry: SegmentEntry | None) -> Segme
     return view._replace(crc32c=entry.log_crc32c) if view.crc32c is None else view
 
 
-def _counted(partition: Partition, view: SegmentView) -> SegmentView:
-    log, counted = partition.log, view
-    try:
-        if view.record_count is None:
-            counted = view._replace(**log.segment_stats(view.base_offset)._asdict())
-        if counted.crc32c is None and not view.active:
-            counted = counted._replace(crc32c=log.sealed.crc32c(view.base_offset))
-    except (UnknownSegment, OffsetTrimmed, CorruptDataError):  # deleted meanwhile, or damaged
-        return view
-    return counted
-
-
 def first_time(partition: Partition) -> int | None:
     """The smallest timestamp of the first segment, of either tier; None if nobody knows it."""
     now = partition.offsets()
     if now.log_start_offset < now.local_log_start_offset:
         entry = next(partition.oldest_cold_entries(now.log_start_offset), None)
         return entry.min_timestamp if entry else None
-    return partition.log.segments()[0].min_timestamp
+    return partition.local_segments()[0].min_timestamp
 
 
 def last_time(partition: Partition) -> int:
     """The largest timestamp of the last segment that has one, in either tier; -1 if none has."""
-    for segment in reversed(partition.log.segments()):
+    for segment in reversed(partition.local_segments()):
         if segment.max_timestamp >= 0:
             return segment.max_timestamp
     cold = partition.manifest.segments if partition.manifest else ()
@@ -173,7 +160,7 @@ def last_time(partition: Partition) -> int:
     return -1 if newest is None else newest
 
 
-def open_segment(partition: Partition, base_offset: int, wait: Wait = Wait.WAIT) -> SegmentBytes:
+def open_segment(partition: Readable, base_offset: int, wait: Wait = Wait.WAIT) -> SegmentBytes:
     """The segment that begins at `base_offset`; the active one up to the high watermark.
 
     Raises UnknownSegment, also for one below the log start that is yet to be deleted;
@@ -184,54 +171,22 @@ def open_segment(partition: Partition, base_offset: int, wait: Wait = Wait.WAIT)
         return _open(partition, base_offset, wait)
 
 
-def _open(partition: Partition, base_offset: int, wait: Wait) -> SegmentBytes:
-    log = partition.log
-    if base_offset == log.active_base_offset:
-        wait.before("the active segment is opened")
-        active = _open_active(log, base_offset)
-        if active is not None:
-            return active
-    if base_offset >= log.first_local_offset:
-        try:
-            opened = log.sealed.open(base_offset, wait)
-            if opened.next_offset > log.log_start_offset:
-                return _hot_bytes(log, opened)
-            opened.close()
-        except (UnknownSegment, OffsetTrimmed, FileNotFoundError):
-            pass  # it left the disk
+def _open(partition: Readable, base_offset: int, wait: Wait) -> SegmentBytes:
+    opened = partition.open_local_segment(base_offset, wait)
+    if opened is not None:
+        etag = _etag(partition, opened.size_bytes, opened.crc32c)
+        return SegmentBytes(opened.size_bytes, etag, "hot", opened.file)
     entry = partition.find_cold_entry(base_offset, wait)
-    if (
-        entry is None
-        or entry.base_offset != base_offset
-        or entry.last_offset < log.log_start_offset
-    ):
+    log_start = partition.log_start_offset
+    if entry is None or entry.base_offset != base_offset or entry.last_offset < log_start:
         wait.before("a segment that just left the disk is looked for")
         raise UnknownSegment(f"{partition} has no segment that begins at offset {base_offset}")
-    return _cold_bytes(log, entry)
-
-
-def _open_active(log: PartitionLog, base_offset: int) -> SegmentBytes | None:
-    """None if it is not the active one any more."""
-    view = log.segments()[-1]
-    file = OpenFile(view.path)
-    if view.base_offset != base_offset or log.active_base_offset != base_offset:
-        file.close()
-        return None  # it may be another file by now
-    return SegmentBytes(log.flushed_bytes(view), None, "hot", file)
-
-
-def _hot_bytes(log: PartitionLog, opened: OpenedSegment) -> SegmentBytes:
-    etag = _etag(log.topic_id, opened.size_bytes, opened.crc32c)
-    return SegmentBytes(opened.size_bytes, etag, "hot", opened.file)
-
-
-def _cold_bytes(log: PartitionLog, entry: SegmentEntry) -> SegmentBytes:
-    etag = _etag(log.topic_id, entry.size_bytes, entry.log_crc32c)
+    etag = _etag(partition, entry.size_bytes, entry.log_crc32c)
     return SegmentBytes(entry.size_bytes, etag, "cold", entry)
 
 
 def slices_of(
-    partition: Partition,
+    partition: Readable,
     segment: SegmentBytes,
     *,
     start: int,
@@ -251,8 +206,8 @@ def slices_of(
     return partition.cold_bytes(segment.source, start=start, end=end, wait=wait)
 
 
-def _etag(topic_id: str, size_bytes: int, crc32c: int) -> str:
-    return f'"{topic_id}-{size_bytes:x}-{crc32c:08x}"'
+def _etag(partition: Readable, size_bytes: int, crc32c: int | None) -> str | None:
+    return None if crc32c is None else f'"{partition.topic_id}-{size_bytes:x}-{crc32c:08x}"'
 
 
 class TierSizes(NamedTuple):
@@ -273,7 +228,7 @@ class TierSizes(NamedTuple):
 
 def tier_sizes(partition: Partition) -> TierSizes:
     """Bytes and segments by tier; what is local and not in the bucket is the offload lag."""
-    views, log_start = partition.log.segments(), partition.log.log_start_offset
+    views, log_start = partition.local_segments(), partition.log_start_offset
     hot_bytes = sum(view.size_bytes for view in views)
     # As in `segment_listing`: neither an empty segment nor one below the log start.
     shown = sum(view.last_offset >= max(log_start, view.base_offset) for view in views)

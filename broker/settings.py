@@ -9,10 +9,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
+from tierlog.broker.group_coordinator.group_events import Migration
 from tierlog.object_store.ledger import PriceTable
 
 MIB = 1 << 20
+RESERVE_BYTES_MAX: Final = 1024 * MIB
+# Of a coordinator's topic in a cluster: two to six brokers, or twelve, have as many each. Not of
+# transactions: those of several ids are committed by one decision only within a partition.
+INTERNAL_PARTITIONS: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,19 +54,76 @@ class BrokerSettings:
     group_max_session_timeout_ms: int = 1_800_000
     group_initial_rebalance_delay_ms: int = 0
     group_max_size: int = 10_000
+    group_consumer_session_timeout_ms: int = 45_000
+    group_consumer_heartbeat_interval_ms: int = 5_000
+    group_consumer_max_size: int = 10_000
+    group_consumer_assignment_interval_ms: int = 1_000
+    group_consumer_regex_refresh_interval_ms: int = 600_000
+    group_consumer_migration_policy: Migration = Migration.BIDIRECTIONAL
+    group_share_session_timeout_ms: int = 45_000
+    group_share_heartbeat_interval_ms: int = 5_000
+    group_share_max_size: int = 200
+    group_share_assignment_interval_ms: int = 1_000
+    group_share_record_lock_duration_ms: int = 30_000
+    group_share_min_record_lock_duration_ms: int = 15_000
+    group_share_max_record_lock_duration_ms: int = 60_000
+    group_share_delivery_count_limit: int = 5
+    group_share_min_delivery_count_limit: int = 2
+    group_share_max_delivery_count_limit: int = 10
+    group_share_partition_max_record_locks: int = 2_000
+    group_share_min_partition_max_record_locks: int = 100
+    group_share_max_partition_max_record_locks: int = 4_000
+    share_coordinator_snapshot_update_records_per_snapshot: int = 500
+    share_coordinator_state_topic_num_partitions: int | None = None
     offset_metadata_max_bytes: int = 4_096
-    offsets_topic_num_partitions: int = 1
+    offsets_topic_num_partitions: int | None = None
+    offsets_topic_replication_factor: int | None = None
     offsets_retention_minutes: int | None = None
+    transaction_max_timeout_ms: int = 900_000
+    transactional_id_expiration_ms: int = 604_800_000
+    transaction_state_log_num_partitions: int | None = None
+    transaction_state_log_replication_factor: int | None = None
+    default_replication_factor: int = 1
+    replica_lag_time_max_ms: int = 10_000
+    replica_fetch_wait_max_ms: int = 500
+    replica_fetch_max_bytes: int = 8 * MIB
 
     prices: PriceTable = field(default_factory=PriceTable)
 
     allow_single_writer_store: bool = False
     take_over: bool = False
 
+    cluster_join: bool = False
+    node_id: int | None = None
+    advertised_url: str | None = None
+    advertised_kafka: str = ""  # HOST:PORT that Kafka clients are given; empty: none are served
+    broker_zone: str | None = None
+    heartbeat_interval_ms: int = 2_000
+    session_timeout_ms: int = 6_000
+    rebalance_interval_ms: int = 300_000  # 0: only when somebody asks for it
+
     def resolve(self) -> BrokerSettings:
-        """A copy with the defaults that depend on the disk: 10% cache, 5% reserve."""
+        """A copy with the defaults that depend on the disk: 10% cache, 5% reserve, 1 GiB at most;
+        and with those of internal topics, which are spread over the brokers of a cluster.
+
+        A twentieth of a laptop's disk is more than many a laptop has free.
+        """
         disk = os.statvfs(self.data_dir)
         total = disk.f_frsize * disk.f_blocks
         cache = total // 10 if self.cache_bytes is None else self.cache_bytes
-        reserve = total // 20 if self.disk_reserve_bytes is None else self.disk_reserve_bytes
-        return replace(self, cache_bytes=cache, disk_reserve_bytes=reserve)
+        reserve = (
+            min(total // 20, RESERVE_BYTES_MAX)
+            if self.disk_reserve_bytes is None
+            else self.disk_reserve_bytes
+        )
+        partitions = INTERNAL_PARTITIONS if self.cluster_join else 1
+        return replace(
+            self,
+            cache_bytes=cache,
+            disk_reserve_bytes=reserve,
+            offsets_topic_num_partitions=self.offsets_topic_num_partitions or partitions,
+            transaction_state_log_num_partitions=self.transaction_state_log_num_partitions or 1,
+            share_coordinator_state_topic_num_partitions=(
+                self.share_coordinator_state_topic_num_partitions or partitions
+            ),
+        )

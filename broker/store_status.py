@@ -191,12 +191,15 @@ class StoreStatus:
                 raise
 
     def _verify(self) -> None:
-        known = PROBE.read(self._folder.path)
+        known = PROBE.read_document(self._folder.path)
         was_used = known is not None and known.store[0] == self.store.url
         load_cluster = partial(load_sealed_cluster, self.store)
         found, sealed = self._readable(load_cluster, was_used=was_used) or (None, b"")
+        joins = self._settings.cluster_join and known is None and not self._folder.has_topics
         if found is not None and found.cluster_id != self._folder.cluster_id:
-            raise ConfigurationError(self._foreign_cluster(found))
+            if not joins:
+                raise ConfigurationError(self._foreign_cluster(found))
+            self._folder.join_cluster(found.cluster_id)
         if found is None and was_used:
             raise StoreUnavailable(
                 f"{self.store.url} has no {CLUSTER_KEY}, although this data folder has used it: "
@@ -208,8 +211,10 @@ class StoreStatus:
             found_level = self._readable(level.read_level, was_used=was_used)
         traits = self._probe(known, sealed)
         if found is None:
-            cluster = Cluster(cluster_id=self._folder.cluster_id, created_ms=self._clock())
-            create_cluster(self.store, cluster)
+            ours = Cluster(cluster_id=self._folder.cluster_id, created_ms=self._clock())
+            created = create_cluster(self.store, ours, joins=joins)
+            if created.cluster_id != ours.cluster_id:  # several brokers start on a new prefix
+                self._folder.join_cluster(created.cluster_id)
         if found_level < self._folder.level:
             level.raise_level(self._folder.level)
         if known is None or known.traits is not traits:
@@ -275,7 +280,7 @@ class StoreStatus:
         found = ProbeResult(
             store=store, place=self.store.identity, traits=traits, probed_ms=self._clock()
         )
-        PROBE.write(self._folder.path, found, write=self._folder.write)
+        PROBE.write_document(self._folder.path, found, write=self._folder.write)
 
     def _foreign_cluster(self, found: Cluster) -> str:
         folder = f"data folder {self._folder.path}"
@@ -357,7 +362,7 @@ def check_has_no_bucket(data_dir: Path) -> None:
     try:
         if not has_bucket(data_dir):
             return
-        known = PROBE.read(data_dir)
+        known = PROBE.read_document(data_dir)
     except OSError as error:
         raise unusable(data_dir, error) from error
     which = f"the bucket {known.store[0]}" if known else "a bucket"

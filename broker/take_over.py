@@ -196,7 +196,7 @@ class PendingTakeOvers:
     def __init__(self, folder: DataFolder) -> None:
         self._data_dir = folder.path
         self._lock = threading.Lock()
-        self._pending = TAKE_OVERS.read(folder.path) or {}
+        self._pending = TAKE_OVERS.read_document(folder.path) or {}
 
     def get(self, name: str) -> PendingTakeOver | None:
         return self._pending.get(name)
@@ -226,7 +226,7 @@ class PendingTakeOvers:
 def write_take_overs(data_dir: Path, pending: dict[str, PendingTakeOver]) -> None:
     """Replace the file, or remove it if nothing is pending."""
     if pending:
-        TAKE_OVERS.write(data_dir, pending)
+        TAKE_OVERS.write_document(data_dir, pending)
     elif (path := TAKE_OVERS.path(data_dir)).exists():
         path.unlink()
         REAL_DISK.sync_folder(path.parent)

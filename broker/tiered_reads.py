@@ -70,11 +70,22 @@ class Fetched(NamedTuple):
         return max(0, self.next_offset - offset) if self.slices else 0
 
 
+class Read(Protocol):
+    """As `TieredReads.read`."""
+
+    def __call__(
+        self, offset: int, *, max_bytes: int, committed: bool = False, wait: Wait = Wait.WAIT
+    ) -> Fetched: ...
+
+
 class Served(Protocol):
     """Whether the partition is still served, as `Partition` says."""
 
     def check_exists(self) -> None: ...
     def check_leadership(self) -> None: ...
+    def check_end_known(self) -> None:
+        """Raises what says that the log may end above its high watermark."""
+        ...
 
 
 class ReportingDefunct:
@@ -97,11 +108,44 @@ class ReportingDefunct:
             self._served.check_leadership()
 
 
+class EmptyHotTier:
+    """As much of `PartitionLog` as `TieredReads` uses, of a partition of which nothing is on this
+    disk: for it the log ends where the cold tier does.
+    """
+
+    swap_sequence: Final = 0
+
+    def __init__(self, offsets: Offsets) -> None:
+        assert offsets.local_log_start_offset == offsets.high_watermark
+        self.offsets, self.log_start_offset = offsets, offsets.log_start_offset
+        self.local_log_start_offset = self.first_local_offset = offsets.local_log_start_offset
+
+    @property
+    def sealed(self) -> EmptyHotTier:
+        return self
+
+    def read_hot(self, offset: int, **_: object) -> TierRead:
+        return TierRead((), offset)
+
+    def aborted_transactions(self, *_: object) -> list[AbortedTxn]:
+        return []
+
+    def offset_for_timestamp(self, _timestamp: int, **_: int) -> None:
+        return None
+
+    def max_timestamp(self) -> None:
+        return None
+
+
 class TieredReads:
     """Of one partition. Thread-safe. `cold` is replaced when remote storage is turned on."""
 
     def __init__(
-        self, log: PartitionLog, cold: ColdReads | EmptyColdTier, *, served: Served
+        self,
+        log: PartitionLog | EmptyHotTier,
+        cold: ColdReads | EmptyColdTier,
+        *,
+        served: Served,
     ) -> None:
         self._log, self.cold, self._served = log, cold, served
 
@@ -137,6 +181,8 @@ class TieredReads:
         self._served.check_leadership()
         generation = self._local_generation() if committed else None
         end_offset = now.last_stable_offset if committed else now.high_watermark
+        if offset > now.high_watermark:
+            self._served.check_end_known()
         _check_range(offset, now)
         slices, next_offset, tier, hot_offset = self._read_tiers(
             now, offset=offset, end_offset=end_offset, max_bytes=max_bytes, wait=wait
@@ -186,7 +232,7 @@ class TieredReads:
             max_bytes -= sum([piece.size_bytes for piece in slices])
         if hot_has_more and (max_bytes > 0 or not slices):
             try:
-                hot = self._log.read(
+                hot = self._log.read_hot(
                     next_offset, max_bytes=max_bytes, end_offset=end_offset, wait=wait
                 )
             except BaseException:

@@ -30,7 +30,7 @@ import structlog
 from tierlog.broker.bucket_state import OwnerEpochs
 from tierlog.host.deferred_errors import DeferredErrors
 from tierlog.manifest import transitions
-from tierlog.manifest.keys import PartitionKeys
+from tierlog.manifest.keys import PartitionKeys, topic_folder, topic_versions
 from tierlog.manifest.state import Manifest
 from tierlog.manifest.store import ManifestStore
 from tierlog.manifest.topic_objects import TopicObject, TopicObjects
@@ -38,6 +38,7 @@ from tierlog.object_store.store import IncompleteUpload, ObjectStore
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptDataError,
+    FencedError,
     MissingObject,
     StoreUnavailable,
 )
@@ -67,7 +68,16 @@ class TopicDeletion:
             with refused:
                 self._clear(partition)
         refused.raise_first()
-        self._topics.delete_versions(topic.name, topic.topic_id, check=self._check)
+        if not self._has_others(topic):
+            self._topics.delete_versions(topic.name, topic.topic_id, check=self._check)
+
+    def _has_others(self, topic: TopicObject) -> bool:
+        """Whether objects of partitions remain, which other brokers of a cluster delete. Their
+        folders are numbers, and sort before `topic/`.
+        """
+        versions = topic_versions(topic.name, topic.topic_id)
+        first = self._store.list(topic_folder(topic.name, topic.topic_id), limit=1)
+        return bool(first) and not first[0].key.startswith(versions)
 
     def _mark_deleted(self, topic: TopicObject) -> None:
         """Write the `deleted` version, unless an earlier attempt has."""
@@ -115,20 +125,21 @@ class TopicDeletion:
 
 
 class OwnedPartition:
-    """`recorded` returns the (owner, epoch) pairs that the folder claimed or saw. `seen`: the
-    version of the last manifest that it saw.
+    """`claimant`: the folder; `recorded` returns the (owner, epoch) pairs that it claimed or saw.
+    `seen`: the version of the last manifest that it saw.
     """
 
     def __init__(
         self,
         manifests: ManifestStore,
         *,
+        claimant: str,
         recorded: Callable[[], OwnerEpochs],
         seen: int,
         clock: Callable[[], int],
     ) -> None:
         self._manifests, self._recorded, self._seen = manifests, recorded, seen
-        self._clock = clock
+        self._claimant, self._clock = claimant, clock
 
     @property
     def keys(self) -> PartitionKeys:
@@ -144,8 +155,30 @@ class OwnedPartition:
         except CorruptDataError:
             return None
         if newest is not None:  # evaluated afterwards: a claim is recorded before it is sent
-            transitions.check_recorded(newest, self._recorded())
+            transitions.check_recorded(newest, self._recorded(), claimant=self._claimant)
         return newest
+
+    def to_delete(self, is_gone: Callable[[str], bool]) -> OwnedPartition | None:
+        """In a cluster: this folder's, or in the name of a folder that `is_gone`; None if it is
+        another's, who deletes it.
+        """
+        try:
+            newest = self._newest()
+        except CorruptDataError:
+            return None
+        if newest is not None and is_gone(holder := newest.assigned_to or newest.owner):
+            held = frozenset({(newest.owner, newest.leader_epoch)})
+            return OwnedPartition(
+                self._manifests,
+                claimant=holder,
+                recorded=lambda: held,
+                seen=self._seen,
+                clock=self._clock,
+            )
+        with suppress(FencedError):
+            self.check()
+            return self
+        return None
 
     def drop_all(self) -> None:
         """Commit, under the epoch in force, that the log is empty, so that no later manifest names

@@ -28,9 +28,11 @@ from tierlog.record_format.topic_rules import ConfigValue
 INTERNAL_PREFIX: Final = "__"
 
 
-class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
+class TopicRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`dirty`: the bucket does not have this state yet. `absent`: partitions that an adopted folder
-    lacks. `unclean`: those that Kafka left with gaps that only its clean shutdown would explain.
+    lacks, or that are elsewhere in the cluster. `unclean`: those that Kafka left with gaps that
+    only its clean shutdown would explain. `version`: of the topic's name in the cluster; 0 outside
+    of one.
     """
 
     name: str
@@ -38,10 +40,17 @@ class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int
     config: dict[str, ConfigValue]
     created_ms: int
+    replication_factor: int = 1
     dirty: bool = True
     deleted: bool = False
     absent: tuple[int, ...] = ()
     unclean: tuple[int, ...] = ()
+    version: int = 0
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether several brokers have each partition: their set says who leads."""
+        return self.replication_factor > 1
 
     @property
     def internal(self) -> bool:
@@ -75,7 +84,7 @@ class TopicRegistry:
         self._data_dir, self._write_file = data_dir, write
         self._lock = threading.Lock()
         self._by_id: dict[str, TopicRecord] = {}
-        known = TOPICS.read(data_dir)
+        known = TOPICS.read_document(data_dir)
         if known is not None:
             self._by_id = {record.topic_id: record for record in known.topics}
 
@@ -137,4 +146,4 @@ class TopicRegistry:
 
     def _write(self, records: Mapping[str, TopicRecord]) -> None:
         topics = _Topics(topics=sorted(records.values(), key=lambda record: record.name))
-        TOPICS.write(self._data_dir, topics, write=self._write_file)
+        TOPICS.write_document(self._data_dir, topics, write=self._write_file)

@@ -310,6 +310,15 @@ class ColdReader:
             end_offset=end_offset,
         )
 
+    def first_open_offset(self, segment: SegmentEntry, wait: Wait = Wait.WAIT) -> int | None:
+        """Where the oldest transaction began that is open at the end of the segment: that end if
+        none is; None if it is not known. Raises as `read_segments` does.
+        """
+        producers = self._indexes.find_producers(segment, wait)
+        if producers is None:
+            return None
+        return min(producers.open_transactions.values(), default=segment.next_offset)
+
 
 def _skip_gap(table: ChunkTable, next_offset: int, *, end_offset: int) -> int:
     """Skip offsets that compaction removed: where the next batch begins, or `end_offset`."""

@@ -139,13 +139,15 @@ class SegmentIndexes:
         file = segment.indexes_key
         section = self.load_section(segment, SectionKind.TXN_INDEX)
         aborted = parse_txn_index(section, base_offset=segment.base_offset, file=file)
-        producers = self._producers(segment)
+        producers = self.find_producers(segment)
         return SegmentTransactions(segment.base_offset, segment.last_offset, aborted, producers)
 
-    def _producers(self, segment: SegmentEntry) -> Producers | None:
-        """The producers at the end of the segment; None if it has no valid snapshot."""
+    def find_producers(self, segment: SegmentEntry, wait: Wait = Wait.WAIT) -> Producers | None:
+        """The producers at the end of the segment; None if it has no valid snapshot. Raises as
+        `load_index` does.
+        """
         file = segment.indexes_key
-        section = self.load_index(segment).directory.section(SectionKind.PRODUCER_SNAPSHOT)
+        section = self.load_index(segment, wait).directory.section(SectionKind.PRODUCER_SNAPSHOT)
         if section is None or section.size_bytes > SNAPSHOT_MAX_BYTES:
             return None
 
@@ -154,7 +156,7 @@ class SegmentIndexes:
             return parse_producers(check_section(section, body, file=file), file=file), len(body)
 
         try:
-            return self._get((file, PRODUCERS), load)
+            return self._get((file, PRODUCERS), load, wait)
         except (CorruptObject, CorruptSnapshot, UnknownFormatVersion):
             return None
 

@@ -28,7 +28,8 @@ from tierlog.cli.program import COMMANDS, load_command
 from tierlog.hot_tier.config_words import in_words
 from tierlog.hot_tier.log_config import KEYS, ConfigKey
 from tierlog.record_format.kafka_messages.apis import APIS
-from tierlog.setting_table import I64_MAX, TABLE, Kind, Setting
+from tierlog.setting_kinds import Kind
+from tierlog.setting_table import I64_MAX, TABLE, Setting
 from tierlog.settings import default_of
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -93,7 +94,12 @@ def _key_limits(key: ConfigKey) -> str:
 
 def metrics_page() -> str:
     rows = [
-        (f"`{one.name}`", one.kind, ", ".join(f"`{label}`" for label in one.labels), one.doc)
+        (
+            f"`{one.name}`",
+            one.kind,
+            ", ".join(f"`{label}`" for label in one.labels),
+            one.doc + ("; in a cluster" if one.in_cluster else ""),
+        )
         for one in METRICS
     ]
     head = (
@@ -320,8 +326,9 @@ def kafka_page() -> str:
     head = (
         "# Kafka's protocol\n\n" + NOTE + "\n"
         "What a broker with [`--kafka-listen`](settings.md) answers: the versions are those of "
-        "Apache Kafka 4.3.1, as ApiVersions advertises them.\nThe broker is a cluster of one, "
-        "with the node id 0. What needs several brokers is answered as Kafka answers it with one.\n"
+        "Apache Kafka 4.3.1, as ApiVersions advertises them.\nA broker without "
+        "[`--join`](settings.md) is a cluster of one, with the node id 0: what needs several is "
+        "answered as Kafka answers it with one.\n"
         "With tokens, a client needs the scopes that the same call needs "
         "[over HTTP](http.md); what it may not do is refused with "
         "`TOPIC_AUTHORIZATION_FAILED`, `GROUP_AUTHORIZATION_FAILED` or "

@@ -1,7 +1,7 @@
 """Pictures of the console in docs/pictures, by a run of it: `make screenshots`. Needs chromium.
 
-A broker of its own, with flights of 2013 in both tiers. What differs from run to run (times, rates)
-differs in the pictures, too.
+A broker of its own, with flights of 2013 in both tiers; and three of a cluster, of which one is
+killed. What differs from run to run (times, rates) differs in the pictures, too.
 """
 
 from __future__ import annotations
@@ -13,9 +13,14 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.fakes.broker_cluster import cluster_of
 from tests.fakes.broker_harness import run_janitor
+from tests.fakes.broker_process import BrokerProcess
+from tests.fakes.served_cluster import served_cluster
+from tests.fakes.waiting import until
 from tests.integration.console.chromium import Chromium, find_chromium
 from tests.integration.console.conftest import Console, open_console
+from tierlog.api.http.settings import HttpSettings
 from tierlog.cli.demo_flights import as_records, load_flights
 from tierlog.client.client import Client
 
@@ -31,6 +36,7 @@ class Shot(NamedTuple):
     address: str
     act: str
     dark: bool = False
+    height: int = HEIGHT
 
 
 SHOTS = (
@@ -48,6 +54,12 @@ SHOTS = (
         dark=True,
     ),
 )
+BROKERS = Shot(
+    "console-brokers",
+    "#/brokers",
+    "document.querySelector('#brokers')?.innerText.includes('is down')",
+    height=460,
+)
 
 
 def main() -> int:
@@ -61,7 +73,32 @@ def main() -> int:
             fill(console)
             for shot in SHOTS:
                 take(browser, console.url, shot)
+            take_cluster(browser, root / "cluster")
     return 0
+
+
+def take_cluster(browser: Chromium, root: Path) -> None:
+    """Two brokers that are produced to, and one that was killed: a process."""
+    (root / "third").mkdir(parents=True)
+    flags = ("--join", "--heartbeat-interval-ms", "200", "--session-timeout-ms", "2000")
+    third = BrokerProcess(root / "third", *flags, store=(root / "bucket").as_uri())
+    http = HttpSettings(console_sample_ms=500)
+    with served_cluster(root, brokers=2, http=http) as cluster:
+        first, _ = cluster.brokers
+        members = cluster_of(first.broker).members
+        third.start()
+        until(lambda: len(members.members()) == 3)
+        with Client(first.server.url) as client:
+            client.create_topic("flights", partitions=12)
+            for records in itertools.islice(as_records(load_flights()), REQUESTS // 3):
+                client.produce("flights", records)
+            third.kill()
+            until(lambda: not cluster_of(first.broker).leaders.led_by(2), patience_s=30)
+            client.create_topic("delays", partitions=4)  # of those that live
+            for records in itertools.islice(as_records(load_flights()), REQUESTS // 3):
+                client.produce("delays", records)
+        take(browser, first.server.url, BROKERS)
+    third.stop()
 
 
 def fill(console: Console) -> None:
@@ -77,7 +114,7 @@ def fill(console: Console) -> None:
 
 
 def take(browser: Chromium, url: str, shot: Shot) -> None:
-    browser.emulate(height=HEIGHT, dark=shot.dark)
+    browser.emulate(height=shot.height, dark=shot.dark)
     browser.open(f"{url}/{shot.address}")
     browser.until("document.querySelector('#view h1')")
     browser.until(shot.act)

@@ -47,6 +47,8 @@ SECTIONS = {
         "docs/guides/console.md",
         "docs/guides/containers.md",
         "docs/guides/kubernetes.md",
+        "docs/guides/one-broker-on-kubernetes.md",
+        "docs/guides/several-brokers.md",
         "docs/guides/sizing.md",
         "docs/guides/keeping-records.md",
         "docs/guides/upgrading.md",
@@ -62,6 +64,7 @@ SECTIONS = {
     "Inside": [
         "docs/reliability.md",
         "docs/architecture.md",
+        "docs/cluster.md",
         "docs/figures.md",
         "bench/README.md",
         "localstack/README.md",

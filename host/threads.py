@@ -5,15 +5,18 @@
 * `ThreadPoolExecutor` starts its threads in `submit`, which then raises after it has queued the
   call, and another thread makes it: a request that was answered with an error would take effect.
 * A pool that nobody shut down is shut down at exit, after the calls it was given.
+* A thread that is woken while another has Python's lock only waits for it: what an event loop
+  starts is handed over at the end of its turn (`gathering`), when the others of that turn have
+  found that it is started already.
 """
 
 from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
@@ -34,11 +37,16 @@ class Threads(Executor):
     def __init__(self, most: int, *, name: str, at_once: int = 1) -> None:
         """Raises TooManyThreads if the process may not have `at_once` more threads."""
         self._most, self._name = most, name
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Future[Any] | None, Callable[[], Any]] | None] = (
+            SimpleQueue()
+        )
         self._lock = threading.Lock()  # of what follows
         self._threads: list[threading.Thread] = []
         self._unfinished = 0  # calls that wait or run
         self._is_shut_down = self._is_short = False
+        self._gathered: list[Callable[[], object]] = []
+        self._gatherer = 0  # the id of the event loop's thread
+        self._call_soon: Callable[[Callable[[], None]], object] = _no_loop
         atexit.register(self.shutdown)
         try:
             for _ in range(at_once):
@@ -51,14 +59,43 @@ class Threads(Executor):
     def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Raises RuntimeError after `shutdown`; in that case alone the call will not be made."""
         future: Future[T] = Future()
+        self._hand_over(future, partial(call, *args, **kwargs))
+        return future
+
+    def start(self, call: Callable[[], object]) -> None:
+        """As `submit`, for a call whose outcome nobody asks for. What it raises is reported."""
+        if threading.get_ident() != self._gatherer:
+            self._hand_over(None, call)
+            return
+        if not self._gathered:
+            self._call_soon(self._hand_over_gathered)
+        self._gathered.append(call)
+
+    @contextmanager
+    def gathering(self, call_soon: Callable[[Callable[[], None]], object]) -> Iterator[None]:
+        """Hand over what this thread starts when its event loop has nothing else to do in this
+        turn; `call_soon` is the loop's.
+        """
+        self._gatherer, self._call_soon = threading.get_ident(), call_soon
+        try:
+            yield
+        finally:
+            self._gatherer = 0
+            self._hand_over_gathered()
+
+    def _hand_over_gathered(self) -> None:
+        calls, self._gathered = self._gathered, []
+        for call in calls:
+            self._hand_over(None, call)
+
+    def _hand_over(self, future: Future[Any] | None, call: Callable[[], Any]) -> None:
         with self._lock:
             if self._is_shut_down:
                 raise RuntimeError(f"the threads {self._name} are shut down")
-            self._calls.put((future, partial(call, *args, **kwargs)))
+            self._calls.put((future, call))
             self._unfinished += 1
             if len(self._threads) < min(self._unfinished, self._most):
                 self._start_another()
-        return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads after the calls that were submitted, or, with `cancel_futures`, after
@@ -69,7 +106,7 @@ class Threads(Executor):
             self._is_shut_down = True
             with suppress(Empty):
                 while cancel_futures:
-                    if (given := self._calls.get_nowait()) is not None:
+                    if (given := self._calls.get_nowait()) is not None and given[0] is not None:
                         waiting.append(given[0])
             self._calls.put(None)
         atexit.unregister(self.shutdown)
@@ -96,7 +133,12 @@ class Threads(Executor):
     def _make_calls(self) -> None:
         while (given := self._calls.get()) is not None:
             future, call = given
-            self._make(future, call)
+            if future is None:
+                make_and_report(call)
+                with self._lock:
+                    self._unfinished -= 1
+            else:
+                self._make(future, call)
             del given, future, call  # or an idle thread would keep the result alive
         self._calls.put(None)  # for the next thread
 
@@ -115,6 +157,19 @@ class Threads(Executor):
             del future, failure  # breaks the reference cycle with its traceback
         elif is_wanted:
             future.set_result(result)
+
+
+def _no_loop(_: Callable[[], None]) -> None:
+    raise AssertionError("nothing is gathered")
+
+
+def make_and_report(call: Callable[[], object]) -> None:
+    """What it raises is reported as if the thread had died of it."""
+    try:
+        call()
+    except Exception as bug:  # noqa: BLE001
+        report = (type(bug), bug, bug.__traceback__, threading.current_thread())
+        threading.excepthook(threading.ExceptHookArgs(report))
 
 
 def run_in_daemon_thread(call: Callable[[], object], *, name: str) -> Future[None]:

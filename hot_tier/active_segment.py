@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tierlog.host.disk import Disk, is_disk_full, write_all
+from tierlog.host.durable_file import write_atomically
 from tierlog.hot_tier.indexes import Entry, IndexBuilder, IndexColumns
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_folder import (
@@ -32,7 +33,12 @@ from tierlog.hot_tier.log_folder import (
 )
 from tierlog.hot_tier.segment import MAX_SEGMENT_BYTES, Segment, SegmentEnd
 from tierlog.record_format.batch import NO_TIMESTAMP, BatchHeader, Buffer
-from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET, OFFSET_ENTRY, TIME_ENTRY
+from tierlog.record_format.index_layouts import (
+    MAX_RELATIVE_OFFSET,
+    OFFSET_ENTRY,
+    TIME_ENTRY,
+    pack_txn_index,
+)
 
 
 class RollLimits(NamedTuple):
@@ -322,7 +328,14 @@ class ActiveSegment:
             self.times.columns.append(largest.timestamp, largest.offset - self.segment.base_offset)
         self.offsets.trim()
         self.times.trim()
+        self._write_aborted()
         self.drop_tail()
+
+    def _write_aborted(self) -> None:
+        if self.segment.aborted is not None:
+            path, entries = self.segment.path(TRANSACTION_INDEX), self.segment.aborted
+            write_atomically(path, pack_txn_index(entries), disk=self.disk, sync=True)
+            self.segment.aborted = None
 
     def release_indexes(self) -> None:
         """Look-ups use the files from now on, so the descriptors are no longer needed."""

@@ -2,8 +2,8 @@
 
 * `find_cleanable`: clean is everything below the checkpoint, where the last round ended. Dirty is
   everything from there to the first offset that must not be cleaned yet: the active segment, open
-  transactions, unflushed records, and records younger than `min.compaction.lag.ms`. The dirty part
-  ends at a segment boundary; a round reads all of it.
+  transactions, records above the high watermark, and records younger than
+  `min.compaction.lag.ms`. The dirty part ends at a segment boundary; a round reads all of it.
 * First the keys of the dirty part are put into a table; if it fills up, the round ends there and
   the next one continues. Then every segment up to there is rewritten, in groups, without superseded
   records; each new segment replaces its group at once.
@@ -155,8 +155,9 @@ def find_cleanable(state: LogState, checkpoint: int | None, *, now_ms: int) -> C
 
 
 def _ready(state: LogState, dirty: Sequence[Segment], *, now_ms: int) -> list[Segment]:
-    unstable = state.producers.first_unstable_offset()
-    stable = state.flushed.offset if unstable is None else min(unstable, state.flushed.offset)
+    unstable, stable = state.first_unstable_offset(), state.high_watermark
+    if unstable is not None:
+        stable = min(stable, unstable)
     lag_ms = state.config.min_compaction_lag_ms
     ready: list[Segment] = []
     for segment in dirty:

@@ -63,6 +63,8 @@ from tierlog.record_format.index_layouts import (
 
 def read_entries(segment: Segment) -> list[AbortedTxn]:
     """Raises CorruptIndex, and FileNotFoundError if the segment was deleted meanwhile."""
+    if (active := segment.aborted) is not None:
+        return active
     if not segment.has_transactions:
         return []
     path = segment.path(TRANSACTION_INDEX)

@@ -2,10 +2,11 @@
 
 * All appends queued for a partition become one write; one flush covers every append that was
   written before it began. During a flush, the next write proceeds.
-* There is no thread per partition: an executor shared by all partitions runs at most one write and
-  one flush task for each.
+* There is no thread per partition: the threads shared by all partitions make at most one write and
+  one flush for each at a time.
 * Appends that do not wait for a flush (acks 0 and 1) are flushed within `flush.ms`, or once
   `flush.messages` records are unflushed, by one timer shared by all partitions.
+* In a replicated log acks=all waits for the high watermark: what is flushed is parked until then.
 * Every future completes: with offsets, the error, or LogOfflineError, after which the outcome is
   unknown.
 * `before_answers` is called before any group's offsets are given out; what it raises is given out
@@ -20,10 +21,11 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from typing import Final, NamedTuple
 
 from tierlog.host.latency_histogram import LatencyHistogram
+from tierlog.host.threads import make_and_report
 from tierlog.hot_tier.log_state import LogState
 from tierlog.hot_tier.log_writer import Acks, Append, AppendResult, LogWriter
 from tierlog.record_format.errors import ShuttingDown, TierlogError
@@ -37,8 +39,8 @@ UNFLUSHED_SEGMENTS_MAX: Final = 16  # each holds a descriptor
 class FlushTimer:
     """Runs callbacks after a delay, on one thread for all partitions of a broker.
 
-    Callbacks must be quick: they hand work to an executor. One that fails does not affect the
-    others.
+    Callbacks must be quick: they hand work to other threads. One that fails does not affect
+    the others.
     """
 
     def __init__(self) -> None:
@@ -72,11 +74,7 @@ class FlushTimer:
                 if self._closed:
                     return
                 callback = heapq.heappop(self._due)[2]
-            try:
-                callback()
-            except Exception as bug:  # noqa: BLE001  reported as if the thread had died of it
-                report = (type(bug), bug, bug.__traceback__, self._thread)
-                threading.excepthook(threading.ExceptHookArgs(report))
+            make_and_report(callback)
             del callback  # until the next is due, it would keep a deleted log in memory
 
     def _ready(self) -> bool:
@@ -85,13 +83,28 @@ class FlushTimer:
 
 class CommitTimes:
     """How long appends and flushes take. `write`: one write of all queued appends. `flush`: one
-    flush. `commit`: an append with acks=all, from its submission until it was on the medium.
+    flush. `commit`: an append with acks=all, from its submission until it was on the medium, and
+    that of all replicas in sync.
     """
 
-    __slots__ = ("commit", "flush", "write")
+    __slots__ = ("_asked_s", "commit", "flush", "write")
 
     def __init__(self) -> None:
         self.write, self.flush, self.commit = (LatencyHistogram() for _ in range(3))
+        self._asked_s: dict[int, float] = {}  # by thread: since when it waits for the disk
+
+    def begin(self) -> float:
+        """The time; from now on this thread waits for a write or a flush."""
+        self._asked_s[threading.get_ident()] = now_s = time.monotonic()
+        return now_s
+
+    def end(self) -> None:
+        del self._asked_s[threading.get_ident()]
+
+    def disk_wait_s(self) -> float:
+        """For how long the disk has owed the answer to a write or a flush; 0 if it owes none."""
+        now_s = time.monotonic()
+        return now_s - min(list(self._asked_s.values()), default=now_s)
 
 
 class _Queued(NamedTuple):
@@ -111,48 +124,53 @@ _Answer = tuple[Future[AppendResult], AppendResult]
 
 
 class GroupCommit:
-    """The append queue of one partition. Thread-safe. `times` may be shared by all partitions."""
+    """The append queue of one partition. Thread-safe. `start` has a thread make a call; `times` may
+    be shared by all partitions.
+    """
 
     def __init__(
         self,
         writer: LogWriter,
-        executor: Executor,
+        start: Callable[[Callable[[], None]], object],
         timer: FlushTimer,
         *,
         times: CommitTimes | None = None,
         before_answers: Callable[[], None] = lambda: None,
     ) -> None:
         self._writer, self._log = writer, writer.state
-        self._executor, self._timer = executor, timer
+        self._start, self._timer = start, timer
         self._before_answers = before_answers
         self._times = times or CommitTimes()
         self._lock = threading.Lock()
-        self._idle: threading.Condition | None = None  # created by `close`
+        self._idle: threading.Condition | None = None  # created by `refuse`
         self._queue: list[_Queued] = []
         self._unflushed: list[_Unflushed] = []
+        self._parked: list[_Unflushed] = []  # flushed, and above the high watermark
+        self._is_told = False  # of each new high watermark
+        self._failure: Callable[[], TierlogError] | None = None  # see `fail_parked`
         self._writing = self._flushing = self._flush_due = False
         self._timer_due_s = NEVER_S
         self._completing = 0  # flushes whose futures are not completed yet
-        self._closed = False
+        self._refusal: Callable[[], TierlogError] | None = None
 
     def submit(self, append: Append, *, acks: Acks) -> Future[AppendResult]:
         """Queue an append; does not block.
 
-        The future completes when the records are in the page cache (NONE, LEADER) or flushed (ALL).
-        It fails with the error that rejected the append, ShuttingDown after `close`, or
-        LogOfflineError.
+        The future completes when the records are in the page cache (NONE, LEADER) or flushed and
+        below the high watermark (ALL). It fails with the error that rejected the append, that of
+        `refuse` or `fail_parked`, or LogOfflineError.
         """
         future: Future[AppendResult] = Future()
         future.set_running_or_notify_cancel()  # not cancellable: it may be written already
         with self._lock:
-            if self._closed:
-                future.set_exception(ShuttingDown("the broker is shutting down"))
+            if self._refusal is not None:
+                future.set_exception(self._refusal())
                 return future
             self._queue.append(_Queued(append, acks, future, time.monotonic()))
             start = not self._writing
             self._writing = True
         if start:
-            self._executor.submit(self._write_all)
+            self._start(self._write_all)
         return future
 
     def request_flush(self) -> None:
@@ -161,14 +179,52 @@ class GroupCommit:
             self._flush_due = True
             start = self._claim_flush()
         if start:
-            self._executor.submit(self._flush_all)
+            self._start(self._flush_all)
 
-    def close(self, timeout_s: float | None = None) -> bool:
-        """Refuse new appends; True once all submitted ones have completed, False on timeout."""
+    def refuse(
+        self, refusal: Callable[[], TierlogError], *, timeout_s: float | None = None
+    ) -> bool:
+        """Refuse new appends with this error; True once all submitted ones have completed, False on
+        timeout.
+        """
         with self._lock:
-            self._closed = True
+            self._refusal = refusal
             self._idle = self._idle or threading.Condition(self._lock)
             return self._idle.wait_for(self._is_idle, timeout=timeout_s)
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Refuse new appends for good, as `refuse` does."""
+        return self.refuse(_shutting_down, timeout_s=timeout_s)
+
+    def accept(self) -> None:
+        """Accept appends again, after `refuse`."""
+        with self._lock:
+            self._refusal = self._failure
+
+    def fail_parked(self, error: Callable[[], TierlogError]) -> None:
+        """The leader stepped down: this error for all that is queued, not flushed or parked, whose
+        outcome nobody knows, and for all that is submitted from now on.
+        """
+        with self._lock:
+            self._refusal = self._failure = error
+            waiting = [one.future for one in (*self._unflushed, *self._parked)]
+            waiting += [queued.future for queued in self._queue]
+            self._queue, self._unflushed, self._parked = [], [], []
+            if self._is_told:
+                self._writer.on_high_watermark.remove(self._release)
+                self._is_told = False
+            self._completing += 1
+        for future in waiting:
+            future.set_exception(error())
+        self._finish_completing()
+
+    def give_up_parked(self, error: Callable[[], TierlogError]) -> None:
+        """Fail what is parked now: nobody can say when it will be committed."""
+        with self._lock:
+            waiting, self._parked = self._parked, []
+            self._notify_if_idle()
+        for parked in waiting:
+            parked.future.set_exception(error())
 
     def _notify_if_idle(self) -> None:
         """Called under the lock."""
@@ -176,12 +232,12 @@ class GroupCommit:
             self._idle.notify_all()
 
     def _is_idle(self) -> bool:
-        return not (self._writing or self._flushing or self._completing)
+        return not (self._writing or self._flushing or self._completing or self._parked)
 
-    def _run_in_executor(self, work: Callable[[], None]) -> None:
+    def _run_in_thread(self, work: Callable[[], None]) -> None:
         try:
-            self._executor.submit(work)
-        except RuntimeError:  # the executor was shut down while the disk hung
+            self._start(work)
+        except RuntimeError:  # the threads were shut down while the disk hung
             work()
 
     # --- writing ----------------------------------------------------------------------------------
@@ -202,21 +258,23 @@ class GroupCommit:
                 self._notify_if_idle()
             if flush:
                 if more:
-                    self._run_in_executor(self._write_all)
+                    self._run_in_thread(self._write_all)
                 self._flush_all()
             if flush or not more:
                 return
 
     def _write(self, group: list[_Queued]) -> None:
-        began_s = time.monotonic()
+        began_s = self._times.begin()
         try:
             outcomes = self._writer.append([queued.append for queued in group])
         except BaseException as bug:  # noqa: BLE001  raised by each future
             for queued in group:
                 queued.future.set_exception(bug)
             return
+        finally:
+            self._times.end()
         self._times.write.observe(time.monotonic() - began_s)
-        high_watermark = self._log.flushed.offset
+        high_watermark = self._log.high_watermark
         answers: list[_Answer] = []
         unflushed: list[_Unflushed] = []
         for queued, outcome in zip(group, outcomes, strict=True):
@@ -285,31 +343,74 @@ class GroupCommit:
             self._flushing = False
             again = self._claim_flush()
         if again:  # start the next flush before completing futures
-            self._run_in_executor(self._flush_all)
+            self._run_in_thread(self._flush_all)
         self._complete(waiting, outcome)
+        self._finish_completing()
+
+    def _finish_completing(self) -> None:
         with self._lock:
             self._completing -= 1
             self._notify_if_idle()
 
     def _flush(self) -> int | BaseException:
-        """The new high watermark, or the error for each waiting future."""
-        began_s = time.monotonic()
+        """The new recovery point, or the error for each waiting future."""
+        began_s = self._times.begin()
         try:
-            high_watermark = self._writer.flush()
+            flushed = self._writer.flush()
         except BaseException as failure:  # noqa: BLE001
             return failure
+        finally:
+            self._times.end()
         self._times.flush.observe(time.monotonic() - began_s)
-        return high_watermark
+        return flushed
 
     def _complete(self, waiting: list[_Unflushed], outcome: int | BaseException) -> None:
         if isinstance(outcome, BaseException):
             for unflushed in waiting:
                 unflushed.future.set_exception(outcome)
             return
+        assert all(unflushed.result.last_offset < outcome for unflushed in waiting)
+        if self._log.committed is None:
+            self._acknowledge(waiting)
+        else:
+            self._park(waiting)
+
+    def _acknowledge(self, waiting: list[_Unflushed]) -> None:
         now_s = time.monotonic()
         self._times.commit.observe_all([now_s - unflushed.began_s for unflushed in waiting])
-        assert all(unflushed.result.last_offset < outcome for unflushed in waiting)
         self._answer([(unflushed.future, unflushed.result) for unflushed in waiting])
+
+    # --- waiting for the replicas -----------------------------------------------------------------
+
+    def _park(self, waiting: list[_Unflushed]) -> None:
+        with self._lock:
+            failure = self._failure
+            if failure is None:
+                self._parked += waiting
+                if not self._is_told:
+                    self._writer.on_high_watermark.append(self._release)
+                    self._is_told = True
+        if failure is None:
+            self._release(self._log.high_watermark)  # it may have risen before they were parked
+            return
+        for unflushed in waiting:
+            unflushed.future.set_exception(failure())
+
+    def _release(self, high_watermark: int) -> None:
+        """Answer what is committed now."""
+        with self._lock:
+            parked = self._parked
+            committed = [one for one in parked if one.result.last_offset < high_watermark]
+            if not committed:
+                return
+            self._parked = [one for one in parked if one.result.last_offset >= high_watermark]
+            self._completing += 1
+        self._acknowledge(committed)
+        self._finish_completing()
+
+
+def _shutting_down() -> TierlogError:
+    return ShuttingDown("the broker is shutting down")
 
 
 def _has_backlog(log: LogState) -> bool:

@@ -17,6 +17,7 @@ import threading
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Iterator
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -52,6 +53,9 @@ class IndexColumns:
     def __getitem__(self, number: int) -> Entry:
         first, second = self._columns
         return first[number], second[number]
+
+    def __iter__(self) -> Iterator[Entry]:
+        return zip(*self._columns, strict=True)
 
     @property
     def size_bytes(self) -> int:

@@ -2,8 +2,9 @@
 
 * Appends, rolls and deletions are serialized by the log's lock. Reads take no lock. A flush waits
   for the disk outside the lock.
-* The high watermark is the flushed offset. Readers see nothing above it, so nothing that was read
-  can be lost in a crash.
+* The high watermark is the flushed offset; in a replicated log, what all replicas in sync have
+  flushed (see `replica_log`). Readers see nothing above it, so nothing that was read can be lost in
+  a crash.
 * After a failed write or sync the log is offline until it is opened again. Reads continue.
 * A deleted segment is renamed at once and unlinked later by `reap`, so that reads in progress
   succeed.
@@ -21,10 +22,9 @@ from pathlib import Path
 from tierlog.host.clock import monotonic_ms
 from tierlog.host.disk import Disk
 from tierlog.host.durable_file import REAL_DISK
-from tierlog.host.file_slice import TierRead
+from tierlog.host.file_slice import OpenFile, TierRead
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier import log_reader
-from tierlog.hot_tier.derived_files import write_snapshot
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_folder import LogFolder
 from tierlog.hot_tier.log_state import (
@@ -45,12 +45,15 @@ from tierlog.hot_tier.producer_state import Producer
 from tierlog.hot_tier.reaper import Reaper
 from tierlog.hot_tier.recovery import load_log
 from tierlog.hot_tier.recovery_scan import OpenRequest, RecoveryReport
-from tierlog.hot_tier.roll import disk_error, roll, truncate_fully_and_start_at
+from tierlog.hot_tier.replica_log import ReplicaLog
+from tierlog.hot_tier.roll import disk_error, roll, seal_last, truncate_fully_and_start_at
 from tierlog.hot_tier.sealed_segments import (
+    OpenedSegment,
     SealedSegments,
     SegmentStats,
     SegmentView,
     stats_of,
+    view_bytes_below,
     views_of,
 )
 from tierlog.record_format.checkpoint_files import EpochEntry
@@ -84,6 +87,11 @@ class PartitionLog:
         self.writer = LogWriter(state)
         self._reaper = Reaper(state)
         self.sealed = SealedSegments(state, self._reaper)
+        replica = ReplicaLog(state, self.writer)
+        self.replicate, self.commit_up_to = replica.replicate, replica.commit_up_to
+        self.begin_term, self.end_term = replica.begin_term, replica.end_term
+        self.append_replicated, self.roll_at = replica.append_replicated, replica.roll_at
+        self.read_for_replica, self.cut = replica.read_for_replica, replica.cut
 
     @classmethod
     def open(
@@ -173,10 +181,11 @@ class PartitionLog:
 
     @property
     def high_watermark(self) -> int:
-        return self._state.flushed.offset
+        return self._state.high_watermark
 
     @property
-    def recovery_point(self) -> int:
+    def flushed_end(self) -> int:
+        """The recovery point: everything below it is on the medium."""
         return self._state.flushed.offset
 
     @property
@@ -194,6 +203,11 @@ class PartitionLog:
         return self._state.appended_bytes
 
     @property
+    def appended_records(self) -> int:
+        """Since the log was opened."""
+        return self._state.appended_records
+
+    @property
     def size_bytes(self) -> int:
         return sum(segment.end.size_bytes for segment in self._state.segments.items)
 
@@ -201,14 +215,11 @@ class PartitionLog:
     def active_base_offset(self) -> int:
         return self._state.segments.bases[-1]
 
-    def flushed_bytes(self, view: SegmentView) -> int:
+    def readable_bytes(self, view: SegmentView) -> int:
         """How many bytes of a segment are below the high watermark. A segment that is active in
         `view` may have been sealed since.
         """
-        flushed = self._state.flushed
-        if view.last_offset < flushed.offset:  # checked first: compaction may have shrunk it
-            return view.size_bytes
-        return flushed.position if flushed.base_offset == view.base_offset else 0
+        return view_bytes_below(self._state, view, self.high_watermark)
 
     @property
     def active_ms(self) -> int:
@@ -268,7 +279,7 @@ class PartitionLog:
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def read(
+    def read_hot(
         self,
         offset: int,
         *,
@@ -286,7 +297,7 @@ class PartitionLog:
         end = self.high_watermark if end_offset is None else end_offset
         return read_consistently(
             self._state,
-            lambda: log_reader.read(
+            lambda: log_reader.read_slices(
                 self._state, offset, max_bytes=max_bytes, end_offset=end, wait=wait
             ),
             wait,
@@ -335,6 +346,17 @@ class PartitionLog:
         """Record count and time range of a segment; reads all of it if they are not known yet."""
         return read_consistently(self._state, lambda: stats_of(self._state, base_offset))
 
+    def open_active(self, base_offset: int) -> OpenedSegment | None:
+        """The active segment's bytes below the high watermark; None if it does not begin there."""
+        view = self.segments()[-1]
+        file = OpenFile(view.path)
+        if view.base_offset != base_offset or self.active_base_offset != base_offset:
+            file.close()
+            return None  # it may be another file by now
+        end_offset = self.high_watermark
+        size_bytes = view_bytes_below(self._state, view, end_offset)
+        return OpenedSegment(size_bytes, None, file, end_offset)
+
     # --- deleting --------------------------------------------------------------------------------
 
     def delete_local(self, before_offset: int) -> list[int]:
@@ -368,8 +390,9 @@ class PartitionLog:
         return self._reaper.reap(at_once=at_once)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Remove all local segments and continue at `offset`. Only before the log is served."""
-        truncate_fully_and_start_at(self._state, offset)
+        """Remove all local segments and continue at `offset`, as `roll` says."""
+        with self.writer.flush_lock:
+            truncate_fully_and_start_at(self._state, offset)
 
     def close(self) -> bool:
         """Flush, write the producer snapshot and trim the indexes; returns whether this was a clean
@@ -395,17 +418,6 @@ class PartitionLog:
     def _close_clean(self) -> bool:
         if self.offline:
             return False
-        state = self._state
         self.writer.flush()
-        with state.lock:
-            try:
-                state.active.seal()
-                # Synced before its rename: if the active segment is empty it replaces the only one.
-                write_snapshot(state, state.log_end_offset, sync=True)
-                if state.active.is_shortened:  # otherwise the flush has synced it
-                    state.active.sync_log()
-                state.active.sync_indexes()
-                state.disk.sync_folder(state.folder)
-            except OSError as error:
-                raise disk_error(state, error) from error
+        seal_last(self._state)
         return True

@@ -21,6 +21,8 @@ Kind = Literal["int", "long", "double", "boolean", "text", "list"]
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
 DAY_MS: Final = 24 * 60 * 60 * 1000
+MIN_IN_SYNC: Final = "min.insync.replicas"
+MIN_IN_SYNC_DEFAULT: Final = 2  # with one, what was acknowledged may be on one disk alone
 LOCAL_FOLLOWS_TOTAL: Final = -2  # local.retention.* = -2 means: same as retention.*
 
 
@@ -248,6 +250,13 @@ KEYS: Final[tuple[ConfigKey, ...]] = (
         0,
         "How long a deleted file stays on disk under its .deleted name.",
     ),
+    _int(
+        "min.insync.replicas",
+        1,
+        1,
+        "Replicas that have to be in sync for a write with acks=all; with fewer it gets 503. By "
+        "default 1 for topics with one replica, else 2.",
+    ),
     _long("flush.messages", LONG_MAX, 1, "A flush starts once this many records are unflushed."),
     _long(
         "flush.ms",
@@ -293,6 +302,7 @@ class LogConfig:
     max_compaction_lag_ms: int
     delete_retention_ms: int
     file_delete_delay_ms: int
+    min_insync_replicas: int
     flush_messages: int
     flush_ms: int
     offload_max_lag_ms: int
@@ -328,9 +338,16 @@ class LogConfig:
         kept = {n: v for n, v in merged.items() if v is not None or n not in KEYS_BY_NAME}
         return LogConfig.parse(kept)
 
-    def effective(self) -> dict[str, ConfigValue]:
-        """Every key by Kafka's name, typed."""
-        return {key.name: getattr(self, key.attribute) for key in KEYS}
+    def effective(self, *, replication_factor: int = 1) -> dict[str, ConfigValue]:
+        """Every key by Kafka's name, typed, for a topic with so many replicas."""
+        typed = {key.name: getattr(self, key.attribute) for key in KEYS}
+        return typed | {MIN_IN_SYNC: self.min_in_sync(replication_factor)}
+
+    def min_in_sync(self, replication_factor: int) -> int:
+        """`min.insync.replicas` of a topic with so many replicas."""
+        if MIN_IN_SYNC in self.overrides:
+            return self.min_insync_replicas
+        return min(MIN_IN_SYNC_DEFAULT, replication_factor)
 
     @property
     def compacts(self) -> bool:

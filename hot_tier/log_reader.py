@@ -24,7 +24,7 @@ from tierlog.hot_tier.derived_files import read_entries, rebuild_for_reading
 from tierlog.hot_tier.log_folder import LOG, TRANSACTION_INDEX
 from tierlog.hot_tier.log_state import LogState, MaxTimestamps, Segments
 from tierlog.hot_tier.open_files import FileReader
-from tierlog.hot_tier.segment import Segment, SegmentEnd
+from tierlog.hot_tier.segment import MAX_SEGMENT_BYTES, Segment, SegmentEnd
 from tierlog.hot_tier.segment_lookup import SegmentLookup, find_largest_timestamp
 from tierlog.record_format.batch import BatchHeader
 from tierlog.record_format.decode import first_at_time
@@ -42,7 +42,7 @@ T = TypeVar("T")
 MAX_SLICES = 64
 
 
-def read(
+def read_slices(
     state: LogState, offset: int, *, max_bytes: int, end_offset: int, wait: Wait = Wait.WAIT
 ) -> TierRead:
     """Batches below `end_offset`, starting with the one that contains `offset`; at least one if
@@ -87,7 +87,7 @@ def _collect(
         if next_offset >= end_offset or (slices and left_bytes <= 0):
             break
         try:
-            found = _read_segment(
+            found = slice_of_segment(
                 state, segment, next_offset, max_bytes=left_bytes, end_offset=end_offset, wait=wait
             )
         except CorruptDataError:
@@ -118,7 +118,7 @@ def _check_range(state: LogState, segments: Segments, offset: int, end_offset: i
         raise state.offsets.past_end(f"offset {offset} is above {end_offset}")
 
 
-def _read_segment(
+def slice_of_segment(
     state: LogState,
     segment: Segment,
     offset: int,
@@ -166,6 +166,27 @@ def _flushed_end(
     if flushed.offset == end_offset and flushed.base_offset == segment.base_offset and within:
         return SegmentEnd(flushed.position, flushed.offset)
     return None
+
+
+def bytes_below(state: LogState, segment: Segment, end_offset: int) -> int:
+    """How many bytes of a segment are whole batches below `end_offset`. Raises as `read_slices`."""
+    flushed = state.flushed
+    if flushed.offset == end_offset and flushed.base_offset == segment.base_offset:
+        return flushed.position
+    if end_offset <= segment.base_offset:
+        return 0
+    found = slice_of_segment(
+        state,
+        segment,
+        segment.base_offset,
+        max_bytes=MAX_SEGMENT_BYTES,
+        end_offset=end_offset,
+        wait=Wait.WAIT,
+    )
+    if found is None:
+        return 0
+    found[0].close()
+    return found[0].size_bytes
 
 
 def with_index_rebuild(
@@ -306,7 +327,7 @@ def aborted_transactions(
     segments = state.segments
     found: list[AbortedTxn] = []
     for segment in segments.items[max(segments.number_of(offset), 0) :]:
-        if segment.has_transactions:
+        if segment.has_transactions and segment.aborted is None:
             wait.before("a transaction index is read")
         try:
             entries = read_entries(segment)

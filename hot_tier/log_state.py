@@ -2,16 +2,14 @@
 
 * `lock` guards every change. Readers take no lock: `segments` and each segment's `end` are
   immutable values that are replaced as a whole.
-* `flushed` advances only after a successful sync; its offset is both the high watermark and the
-  recovery point. Once `offline` is set, nothing changes any more.
+* `flushed` advances only after a successful sync; its offset is the recovery point. The high
+  watermark is the same in a log that is not replicated, and `committed` in one that is (see
+  `replica_log`). Once `offline` is set, nothing changes any more.
 * After a swap a segment's path names another file, and a look-up takes several steps: its result is
   valid only if no swap happened meanwhile, otherwise it is repeated (`read_consistently`, a
   sequence lock). `swap_sequence` is odd while files are renamed, under the log's lock, which takes
   milliseconds, and increases by two with each swap.
 * An open descriptor keeps naming the same file, so slices that were handed out stay valid.
-* Which leader epoch began at which offset is in Kafka's `leader-epoch-checkpoint`, which every
-  change replaces: an epoch's line is on the medium before its first record. Both columns increase;
-  replaying the log may append entries, never insert them.
 """
 
 from __future__ import annotations
@@ -26,23 +24,18 @@ from typing import NamedTuple, TypeVar
 from zlib import crc32
 
 from tierlog.host.disk import ClosedDisk, Disk
-from tierlog.host.durable_file import read_whole, write_durably
 from tierlog.host.file_slice import HoldsFiles
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier.active_segment import ActiveSegment
+from tierlog.hot_tier.leader_epochs import LeaderEpochs
 from tierlog.hot_tier.log_config import LogConfig
-from tierlog.hot_tier.log_folder import LEADER_EPOCHS, OFFLINE_MARKER
+from tierlog.hot_tier.log_folder import OFFLINE_MARKER
 from tierlog.hot_tier.open_files import OpenFiles
 from tierlog.hot_tier.producer_state import ProducerStates
 from tierlog.hot_tier.segment import Segment
-from tierlog.record_format.checkpoint_files import (
-    EpochEntry,
-    format_epoch_checkpoint,
-    parse_epoch_checkpoint,
-)
 from tierlog.record_format.errors import (
     CorruptDataError,
-    CorruptSnapshot,
+    LeaderChanged,
     LogOfflineError,
     OffsetPastEnd,
     OffsetTrimmed,
@@ -71,74 +64,6 @@ def not_uploaded(_base_offset: int, _size_bytes: int) -> int | None:
 
 
 T = TypeVar("T")
-
-
-class LeaderEpochs:
-    def __init__(self, folder: Path, *, disk: Disk, entries: tuple[EpochEntry, ...] = ()) -> None:
-        self._folder, self._disk = folder, disk
-        self.entries = entries
-
-    @classmethod
-    def load(cls, folder: Path, *, disk: Disk) -> LeaderEpochs:
-        """Raises FileNotFoundError, CorruptSnapshot."""
-        path = folder / LEADER_EPOCHS
-        entries = parse_epoch_checkpoint(read_whole(path, CorruptSnapshot), file=str(path))
-        return cls(folder, disk=disk, entries=tuple(entries))
-
-    @property
-    def latest(self) -> int | None:
-        return self.entries[-1].epoch if self.entries else None
-
-    def epoch_of(self, offset: int) -> int | None:
-        """The epoch that the record at `offset` was appended in."""
-        found = [entry.epoch for entry in self.entries if entry.start_offset <= offset]
-        return found[-1] if found else None
-
-    def assign(self, epoch: int, start_offset: int) -> None:
-        """The next record is the first of `epoch`; no effect if the epoch has begun."""
-        latest = self.entries[-1].epoch if self.entries else -1
-        if epoch > latest:
-            self._replace((*self.entries, EpochEntry(epoch, start_offset)))
-
-    def assign_in_memory(self, epoch: int, start_offset: int) -> None:
-        """As `assign`, for replay: not written until `save`."""
-        if epoch >= 0 and (not self.entries or epoch > self.entries[-1].epoch):
-            self.entries = (*self.entries, EpochEntry(epoch, start_offset))
-
-    def truncate_from_end(self, end_offset: int) -> None:
-        """Drop epochs that begin at or above the log's end; in memory only."""
-        self.entries = tuple(entry for entry in self.entries if entry.start_offset < end_offset)
-
-    def truncate_from_start(self, start_offset: int) -> None:
-        """Drop epochs that end at or below the log's start; the one that contains it now begins
-        there.
-        """
-        before = [entry for entry in self.entries if entry.start_offset <= start_offset]
-        after = [entry for entry in self.entries if entry.start_offset > start_offset]
-        kept = [before[-1]._replace(start_offset=start_offset)] if before else []
-        entries = (*kept, *after)
-        if entries != self.entries:
-            self._replace(entries)
-
-    def prepend(self, older: Sequence[EpochEntry]) -> None:
-        """Records of `older` epochs were prepended. An epoch in both began in the prepended
-        records.
-        """
-        if older:
-            later = [entry for entry in self.entries if entry.epoch > older[-1].epoch]
-            self._replace((*older, *later))
-
-    def clear(self) -> None:
-        if self.entries:
-            self._replace(())
-
-    def save(self) -> None:
-        self._replace(self.entries)
-
-    def _replace(self, entries: tuple[EpochEntry, ...]) -> None:
-        data = format_epoch_checkpoint(entries)
-        write_durably(self._folder / LEADER_EPOCHS, data, disk=self._disk)
-        self.entries = entries
 
 
 class Segments(NamedTuple):
@@ -175,6 +100,13 @@ class Flushed(NamedTuple):
     offset: int
     base_offset: int
     position: int
+
+
+class Ended(NamedTuple):
+    """A transaction whose end is in the log, but perhaps not below the high watermark."""
+
+    first_offset: int
+    marker_offset: int
 
 
 class Offsets(NamedTuple):
@@ -276,10 +208,13 @@ class LogState(LogSetting):
         self.log_start_offset = log_start_offset
         last = opened.active.segment
         self.flushed = Flushed(last.end.next_offset, last.base_offset, last.end.size_bytes)
+        self.committed: int | None = None  # None: the log is not replicated
+        self.is_follower = False  # its records come from a leader
+        self.ended: tuple[Ended, ...] = ()  # of a replicated log: above `committed`
         self.unflushed: list[ActiveSegment] = []  # sealed, but not synced yet
         self.folder_changed = False  # it has names that are not synced yet
         self.offline: str | None = None
-        self.appended_bytes = 0  # since it was opened
+        self.appended_bytes = self.appended_records = 0  # since it was opened
         self.swap_sequence = 0  # see `read_consistently`
         self.unmirrored = unmirrored  # see `segment_swap`
         self.check_lock = threading.Lock()  # see `border_check`
@@ -293,9 +228,9 @@ class LogState(LogSetting):
         """Consistent without the lock: each offset is read before those that are never below it."""
         log_start = self.log_start_offset
         local_start = self.segments.bases[0]
-        last_stable = high_watermark = self.flushed.offset
-        if self.producers.open_transactions:
-            unstable = self.producers.first_unstable_offset()
+        last_stable = high_watermark = self.high_watermark
+        if self.producers.open_transactions or self.ended:
+            unstable = self.first_unstable_offset()
             if unstable is not None and unstable < high_watermark:
                 last_stable = max(unstable, log_start)  # it may begin below the log start
         return Offsets(
@@ -306,6 +241,26 @@ class LogState(LogSetting):
             self.log_end_offset,
             self.leader_epoch,
         )
+
+    @property
+    def high_watermark(self) -> int:
+        committed = self.committed
+        return self.flushed.offset if committed is None else committed
+
+    def add_ended(self, ended: Sequence[Ended]) -> None:
+        """These transactions end in the log now. Called before they are closed in `producers`."""
+        if self.committed is not None:
+            self.ended = (*self.ended, *ended)
+
+    def first_unstable_offset(self) -> int | None:
+        """Where the oldest transaction begins that is open, or whose end is not committed yet.
+        Callable without the lock.
+        """
+        unstable = self.producers.first_unstable_offset()
+        if not self.ended:  # read second: an end is added here before the transaction is closed
+            return unstable
+        firsts = [one.first_offset for one in self.ended]
+        return min(firsts if unstable is None else [unstable, *firsts], default=None)
 
     @property
     def log_end_offset(self) -> int:
@@ -354,6 +309,10 @@ class LogState(LogSetting):
         if self.closing:
             raise self._closed_error()
         self.check_online()
+
+    def leads_no_more(self) -> LeaderChanged:
+        """The error for an append to a follower's log."""
+        return LeaderChanged(f"{self.name}: this broker does not lead it")
 
     def check_online(self) -> None:
         self.check_not_closed()

@@ -7,9 +7,9 @@
   outcome that depended on them: duplicates of them, and sequences or expected offsets that were
   rejected because of them.
 * When a flush returns, everything appended before is on the medium. Its order: bytes and indexes of
-  sealed segments, bytes of the active one, the folder's names; only then do the recovery point and
-  the high watermark advance. It waits for the disk outside the log's lock: appends, rolls and reads
-  continue, and are not part of it.
+  sealed segments, bytes of the active one, the folder's names; only then does the recovery point
+  advance, and with it the high watermark, unless the log is replicated. It waits for the disk
+  outside the log's lock: appends, rolls and reads continue, and are not part of it.
 * A failed sync is never retried: the kernel may have dropped the pages that it could not write and
   report success the next time. The log goes offline.
 """
@@ -23,22 +23,28 @@ from typing import NamedTuple
 
 from tierlog.hot_tier.active_segment import ActiveSegment
 from tierlog.hot_tier.log_state import Flushed, LogState
+from tierlog.hot_tier.planned_records import PlannedRecords
 from tierlog.hot_tier.producer_state import (
     Producer,
     ProducerBatch,
+    Verify,
     after_batch,
+    check_marker,
     check_sequence,
+    check_transaction,
     find_duplicate_request,
     offset_count,
 )
 from tierlog.hot_tier.roll import disk_error, roll
 from tierlog.record_format.batch import BatchHeader, stamp, stamp_log_append_time
+from tierlog.record_format.decode import EndMarker
 from tierlog.record_format.errors import (
     InvalidRecord,
     OffsetMismatch,
     OutOfOrderSequence,
     ProducerFenced,
     TierlogError,
+    TransactionRefused,
 )
 from tierlog.record_format.produced import ProducedBatches
 
@@ -54,11 +60,14 @@ class Acks(IntEnum):
 class Append(NamedTuple):
     """Batches that are appended together or not at all.
 
-    `expected_offset`: append only if the log ends exactly there.
+    `expected_offset`: append only if the log ends exactly there. `marker`: the one batch is this
+    end of its producer's transaction. `verify`: for batches that begin a transaction here.
     """
 
     batches: ProducedBatches
     expected_offset: int | None = None
+    marker: EndMarker | None = None
+    verify: Verify | None = None
 
 
 class AppendResult(NamedTuple):
@@ -72,6 +81,8 @@ class AppendResult(NamedTuple):
 
 
 Outcome = AppendResult | TierlogError
+# Refusals that follow from appends before them, which may not have been written yet.
+_DEPENDENT = (OffsetMismatch, OutOfOrderSequence, ProducerFenced, TransactionRefused)
 
 
 class _Target(NamedTuple):
@@ -87,16 +98,21 @@ class LogWriter:
     def __init__(self, state: LogState) -> None:
         self.state = state
         self.on_high_watermark: list[Callable[[int], None]] = []
-        self._flush_lock = threading.Lock()
+        self.on_flushed: list[Callable[[int], None]] = []  # given the recovery point
+        self.on_appended: list[Callable[[int], None]] = []  # given the log end
+        self.flush_lock = threading.Lock()  # held by a flush, also while it waits for the disk
 
     def append(self, appends: Sequence[Append]) -> list[Outcome]:
         """Append in order with as few writes as possible; returns one outcome per append and raises
         nothing.
 
-        Errors: OffsetMismatch, OutOfOrderSequence, ProducerFenced, InvalidRecord, DiskFull (nothing
-        was appended); LogOfflineError (the records may exist after a restart).
+        Errors: OffsetMismatch, OutOfOrderSequence, ProducerFenced, TransactionRefused,
+        InvalidRecord, DiskFull (nothing was appended); LeaderChanged; LogOfflineError (the records
+        may exist after a restart).
         """
         with self.state.lock:
+            if self.state.is_follower:
+                return [self.state.leads_no_more() for _ in appends]
             try:
                 group = _Group(self.state)
                 for append in appends:
@@ -105,30 +121,46 @@ class LogWriter:
             except Exception as bug:
                 self.state.go_offline(bug)
                 raise
+        if self.on_appended:
+            self.tell_appended()
         return group.outcomes
 
+    def tell_appended(self) -> None:
+        """Called without the log's lock."""
+        log_end_offset = self.state.log_end_offset
+        for callback in tuple(self.on_appended):
+            callback(log_end_offset)
+
+    def tell_high_watermark(self, offset: int) -> None:
+        """Called without the log's lock."""
+        for callback in tuple(self.on_high_watermark):
+            callback(offset)
+
     def flush(self) -> int:
-        """Flush everything appended so far to the medium; returns the new high watermark.
+        """Flush everything appended so far to the medium; returns the new recovery point.
 
         Raises LogOfflineError, and keeps raising it after the first failure.
         """
         before = self.state.flushed.offset
-        with self._flush_lock:
+        with self.flush_lock:
             target = self._target()
             try:
                 self._sync(target)
             except OSError as error:
                 with self.state.lock:
                     raise self.state.go_offline(error) from error
-            high_watermark = self._advance(target)
-        if high_watermark != before:
-            for callback in tuple(self.on_high_watermark):
-                callback(high_watermark)
-        return high_watermark
+            flushed = self._advance(target)
+        if flushed != before:
+            if self.state.committed is None:
+                self.tell_high_watermark(flushed)
+            if self.on_flushed:
+                for callback in tuple(self.on_flushed):
+                    callback(flushed)
+        return flushed
 
     def close(self) -> None:
         """Close the log's files once a flush in progress no longer needs them."""
-        with self._flush_lock:
+        with self.flush_lock:
             self.state.close()
 
     def _target(self) -> _Target:
@@ -168,40 +200,41 @@ class _Group:
         self._state = state
         self._now_ms = state.monotonic_clock()
         self._log_append_time = state.clock() if state.config.log_append_time else None
-        self._pending = state.active.begin_write()
+        self._plan_anew()
         self._unwritten: list[int] = []  # outcomes that depend on the pending write, by index
-        self._producers: dict[int, Producer] = {}  # as they will be after the write
         self.outcomes: list[Outcome] = []
 
     def take(self, append: Append) -> None:
         try:
             self._state.check_open()
             self.outcomes.append(self._planned(append))
-        except (OffsetMismatch, OutOfOrderSequence, ProducerFenced) as refusal:
+        except _DEPENDENT as refusal:
             self._unwritten.append(len(self.outcomes))
             self.outcomes.append(refusal)
         except TierlogError as refusal:
             self.outcomes.append(refusal)
 
     def _planned(self, append: Append) -> AppendResult:
-        batches, expected_offset = append
+        batches, expected_offset, marker, verify = append
         headers = batches.headers
         if not headers:
             raise InvalidRecord("the request has no records")
-        if len(headers) > 1 or headers[0].producer_id >= 0:
-            duplicate = self._check_producers(headers)
+        if marker is not None:
+            check_marker(self._records.find_producer(headers[0].producer_id), headers[0], marker)
+        elif len(headers) > 1 or headers[0].producer_id >= 0:
+            duplicate = self._check_producers(headers, verify)
             if duplicate:
                 return self._duplicate(duplicate)
-        base_offset = self._pending.end.next_offset
+        base_offset = self._write.end.next_offset
         if expected_offset not in (None, base_offset):
             raise OffsetMismatch(expected_offset=expected_offset or 0, log_end_offset=base_offset)
         self._roll_if_due(batches)
         self._begin_epoch(base_offset)
-        self._pending.plan_batch(
-            batches.body, self._stamp(batches), min_timestamps=self._min_timestamps(batches)
+        self._write.plan_batch(
+            batches.body, self._stamp(batches, marker), min_timestamps=self._min_timestamps(batches)
         )
         self._unwritten.append(len(self.outcomes))
-        last_offset = self._pending.end.next_offset - 1
+        last_offset = self._write.end.next_offset - 1
         return AppendResult(
             base_offset, last_offset, self._log_append_time, False, self._state.log_start_offset
         )
@@ -224,12 +257,15 @@ class _Group:
         except OSError as error:
             raise disk_error(self._state, error) from error
 
-    def _check_producers(self, headers: Sequence[BatchHeader]) -> ProducerBatch | None:
+    def _check_producers(
+        self, headers: Sequence[BatchHeader], verify: Verify | None
+    ) -> ProducerBatch | None:
         """The earlier append of the same batches, if any. Raises ProducerFenced,
-        OutOfOrderSequence.
+        OutOfOrderSequence, TransactionRefused.
         """
+        find_producer = self._records.find_producer
         if len(headers) > 1 and (
-            run := find_duplicate_request(self._producer(headers[-1].producer_id), headers)
+            run := find_duplicate_request(find_producer(headers[-1].producer_id), headers)
         ):
             return run
         first, last, copies = None, None, 0
@@ -237,11 +273,12 @@ class _Group:
         for header in headers:
             if header.producer_id < 0:
                 continue
-            known = seen.get(header.producer_id) or self._producer(header.producer_id)
+            known = seen.get(header.producer_id) or find_producer(header.producer_id)
             last = check_sequence(known, header)
             if last:
                 first, copies = first or last, copies + 1
             else:
+                check_transaction(known, header, verify)
                 seen[header.producer_id] = after_batch(known, header)
         if not first or not last or copies < len(headers):
             if copies:
@@ -249,15 +286,12 @@ class _Group:
             return None
         return last._replace(offset_delta=last.last_offset - first.first_offset)
 
-    def _producer(self, producer_id: int) -> Producer | None:
-        return self._producers.get(producer_id) or self._state.producers.get(producer_id)
-
     def _roll_if_due(self, batches: ProducedBatches) -> None:
         body, headers = batches.body, batches.headers
-        must_roll = self._pending.must_roll(
+        must_roll = self._write.must_roll(
             size_bytes=len(body),
             max_timestamp=self._max_timestamp(headers),
-            last_offset=self._pending.end.next_offset + offset_count(headers) - 1,
+            last_offset=self._write.end.next_offset + offset_count(headers) - 1,
             now_ms=self._now_ms,
         )
         if must_roll:
@@ -267,7 +301,7 @@ class _Group:
                     raise failure
                 roll(self._state)
             finally:  # the plan was written or failed; never reuse it
-                self._pending = self._state.active.begin_write()
+                self._plan_anew()
 
     def _max_timestamp(self, headers: Sequence[BatchHeader]) -> int:
         if self._log_append_time is not None:
@@ -276,21 +310,19 @@ class _Group:
             return headers[0].max_timestamp
         return max(header.max_timestamp for header in headers)
 
-    def _stamp(self, batches: ProducedBatches) -> list[BatchHeader]:
+    def _stamp(self, batches: ProducedBatches, marker: EndMarker | None) -> list[BatchHeader]:
         """Assign offsets, epoch and, with LogAppendTime, the timestamp, in the bytes and in the
         headers.
         """
         body, leader_epoch = batches.body, self._state.leader_epoch
-        offset, stamped = self._pending.end.next_offset, []
+        offset, stamped = self._write.end.next_offset, []
         for header in batches.headers:
             stamp(body, header.position, base_offset=offset, leader_epoch=leader_epoch)
             if self._log_append_time is not None:
                 header = stamp_log_append_time(body, header, timestamp=self._log_append_time)
             header = header.assigned(offset, leader_epoch=leader_epoch)
             if header.producer_id >= 0:
-                known = self._producer(header.producer_id)
-                entry = after_batch(known, header)
-                self._producers[header.producer_id] = entry
+                self._records.note_producer(header, marker)
             stamped.append(header)
             offset = header.next_offset
         return stamped
@@ -305,29 +337,13 @@ class _Group:
 
         Nothing may be added to this plan afterwards.
         """
-        failure = self._write_pending() if self._pending.buffers else None
+        failure = self._records.write_records() if self._write.buffers else None
         if failure:
             for number in self._unwritten:
                 self.outcomes[number] = failure
         self._unwritten.clear()
-        self._producers.clear()
         return failure
 
-    def _write_pending(self) -> TierlogError | None:
-        try:
-            self._state.active.write_planned(self._pending, now_ms=self._now_ms)
-        except OSError as error:
-            return self._on_write_failure(error)
-        self._state.appended_bytes += self._pending.end.size_bytes - self._pending.start.size_bytes
-        for producer in self._producers.values():
-            self._state.producers.put_producer(producer)
-        return None
-
-    def _on_write_failure(self, error: OSError) -> TierlogError:
-        failure = disk_error(self._state, error)
-        if self._state.offline is None:
-            try:
-                self._state.active.drop_tail()
-            except OSError as worse:
-                failure = self._state.go_offline(worse)
-        return failure
+    def _plan_anew(self) -> None:
+        self._records = PlannedRecords(self._state, now_ms=self._now_ms)
+        self._write = self._records.write

@@ -4,10 +4,12 @@ gaps.
 * A producer's entry holds its epoch and its last five batches (Kafka keeps five: a client has at
   most five requests in flight). A batch with the same first and last sequence in the same epoch is
   a duplicate; one that does not follow the last is out of order; a lower epoch is fenced.
-* `check_sequence` and `find_duplicate_request` change nothing. `apply_data_batch` and
-  `apply_marker` do not validate, because they also replay the log.
+* `check_sequence`, `check_transaction`, `check_marker` and `find_duplicate_request` change nothing.
+  `apply_data_batch` and `apply_marker` do not validate, because they also replay the log.
 * The first offset of each producer's open transaction is kept here too; the smallest is the last
   stable offset.
+* A transaction begins in a log only if its coordinator says, at that moment, that the log takes
+  part in it (`Verify`): a batch that was late would begin one that nobody ends (KIP-890).
 * A producer expires after `producer.id.expiration.ms` without a batch, by a monotonic clock: if it
   expired too soon, a duplicate would be appended. (Kafka uses the records' timestamps; a producer
   of old events would expire at once.)
@@ -24,14 +26,20 @@ from typing import Final, NamedTuple
 
 from tierlog.record_format.batch import MAX_SEQUENCE, NO_SEQUENCE, BatchHeader
 from tierlog.record_format.decode import EndMarker
-from tierlog.record_format.errors import OutOfOrderSequence, ProducerFenced
+from tierlog.record_format.errors import OutOfOrderSequence, ProducerFenced, TransactionRefused
 from tierlog.record_format.index_layouts import AbortedTxn
 
 REMEMBERED_BATCHES: Final = 5
 NO_TRANSACTION: Final = -1
 NO_COORDINATOR: Final = -1
+ALONE: Final = 0  # the coordinator epoch of a broker alone: nothing fences it
 _FIRST_PRODUCER_ID: Final = 2**32
 _END_PRODUCER_ID: Final = 2**53  # JSON readers that use doubles are exact below it
+
+
+Verify = Callable[[BatchHeader], None]
+"""Raises TransactionRefused if the producer's transaction is not in progress here. Called under the
+log's lock: it does not wait."""
 
 
 def new_producer_id() -> int:
@@ -68,20 +76,22 @@ class Producer(NamedTuple):
     def last_sequence(self) -> int:
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 
+    @property
+    def is_in_transaction(self) -> bool:
+        return self.transaction_first_offset != NO_TRANSACTION
+
 
 def check_sequence(producer: Producer | None, header: BatchHeader) -> ProducerBatch | None:
     """The earlier copy of this batch, or None if it is new and in order.
 
     Raises ProducerFenced, OutOfOrderSequence. An unknown producer may start at any sequence: its
-    records may all have expired (as in Kafka).
+    records may all have expired (as in Kafka). What a coordinator writes for a producer has none.
     """
     if producer is None:
         return None
-    if header.producer_epoch < producer.epoch:
-        raise ProducerFenced(
-            f"producer {header.producer_id} has epoch {producer.epoch}, "
-            f"but the batch has epoch {header.producer_epoch}"
-        )
+    _check_epoch(producer, header)
+    if header.base_sequence == NO_SEQUENCE:
+        return None
     if header.producer_epoch > producer.epoch:
         if header.base_sequence != 0:
             raise _out_of_order(header, expected=0)
@@ -92,6 +102,49 @@ def check_sequence(producer: Producer | None, header: BatchHeader) -> ProducerBa
     if producer.epoch >= 0 and header.base_sequence != expected:
         raise _out_of_order(header, expected=expected)
     return None
+
+
+def _check_epoch(producer: Producer, header: BatchHeader) -> None:
+    if header.producer_epoch < producer.epoch:
+        raise ProducerFenced(
+            f"producer {header.producer_id} has epoch {producer.epoch}, "
+            f"but the batch has epoch {header.producer_epoch}"
+        )
+
+
+def check_transaction(
+    producer: Producer | None, header: BatchHeader, verify: Verify | None
+) -> None:
+    """Whether a new batch may be in its producer's transaction, or in none. Raises
+    TransactionRefused.
+    """
+    if producer is None or not producer.is_in_transaction:
+        if not header.is_transactional:
+            return
+    elif not header.is_transactional:
+        raise _invalid_transaction(header, "is in a transaction, but the batch is not")
+    elif producer.epoch == header.producer_epoch:
+        return
+    if verify is None:
+        raise _invalid_transaction(header, "has begun no transaction")
+    verify(header)
+
+
+def _invalid_transaction(header: BatchHeader, problem: str) -> TransactionRefused:
+    return TransactionRefused("INVALID_TXN_STATE", f"producer {header.producer_id} {problem}")
+
+
+def check_marker(producer: Producer | None, header: BatchHeader, marker: EndMarker) -> None:
+    """Raises ProducerFenced; TransactionRefused for a coordinator that another has replaced."""
+    if producer is None:
+        return
+    _check_epoch(producer, header)
+    if ALONE != marker.coordinator_epoch < producer.coordinator_epoch:
+        raise TransactionRefused(
+            "TRANSACTION_COORDINATOR_FENCED",
+            f"producer {header.producer_id}: coordinator epoch {marker.coordinator_epoch} is below "
+            f"{producer.coordinator_epoch}",
+        )
 
 
 def _copy_of(producer: Producer, header: BatchHeader) -> ProducerBatch | None:
@@ -167,6 +220,35 @@ def after_batch(producer: Producer | None, header: BatchHeader) -> Producer:
     )
 
 
+def after_marker(producer: Producer | None, header: BatchHeader, marker: EndMarker) -> Producer:
+    """The producer after the end of its transaction was appended. `header` has the assigned
+    offset.
+    """
+    same_epoch = producer is not None and producer.epoch == header.producer_epoch
+    return Producer(
+        producer_id=header.producer_id,
+        epoch=header.producer_epoch,
+        batches=producer.batches if producer and same_epoch else (),
+        coordinator_epoch=marker.coordinator_epoch,
+        transaction_first_offset=NO_TRANSACTION,
+        last_timestamp=header.max_timestamp,
+    )
+
+
+def aborted_by(
+    marker: EndMarker, header: BatchHeader, ended: Producer | None, *, still_open: int | None
+) -> AbortedTxn | None:
+    """The transaction of `ended` that the marker aborts, if it had a record. `still_open`: the
+    first offset of the oldest other open transaction.
+    """
+    if marker.committed or ended is None or not ended.is_in_transaction:
+        return None
+    stable = header.next_offset if still_open is None else still_open
+    return AbortedTxn(
+        header.producer_id, ended.transaction_first_offset, header.last_offset, stable
+    )
+
+
 class ProducerStates:
     """All producers of one log."""
 
@@ -207,23 +289,8 @@ class ProducerStates:
         """Apply a commit or abort marker; returns the aborted transaction, if it had a record."""
         self.end_offset = header.next_offset
         known = self._producers.get(header.producer_id)
-        first_offset = known.transaction_first_offset if known else NO_TRANSACTION
-        same_epoch = known is not None and known.epoch == header.producer_epoch
-        self.put_producer(
-            Producer(
-                producer_id=header.producer_id,
-                epoch=header.producer_epoch,
-                batches=known.batches if known and same_epoch else (),
-                coordinator_epoch=marker.coordinator_epoch,
-                transaction_first_offset=NO_TRANSACTION,
-                last_timestamp=header.max_timestamp,
-            )
-        )
-        if marker.committed or first_offset == NO_TRANSACTION:
-            return None
-        still_open = self.first_unstable_offset()
-        stable = header.next_offset if still_open is None else still_open
-        return AbortedTxn(header.producer_id, first_offset, header.last_offset, stable)
+        self.put_producer(after_marker(known, header, marker))
+        return aborted_by(marker, header, known, still_open=self.first_unstable_offset())
 
     def first_unstable_offset(self) -> int | None:
         """First offset of the oldest open transaction. The only method that may be called without

@@ -1,8 +1,8 @@
 """Deleting local segments: renamed at once, unlinked later.
 
 * Only sealed segments at the start of the log are deleted, oldest first, and none after one that
-  could not be renamed. A segment must have been flushed with its seal: once it is gone, only the
-  snapshot at its end has its producers.
+  could not be renamed or ends above the high watermark. A segment must have been flushed with its
+  seal: once it is gone, only the snapshot at its end has its producers.
 * The `.log` of a deleted segment is renamed first: a crash leaves a whole segment, or files without
   a log, which the next open unlinks. The `.log` of a replaced segment is renamed last: until then
   the next open finishes the swap and removes what is left of the old segment.
@@ -56,6 +56,7 @@ class Reaper:
             if state.closed:
                 return []
             items, count = state.segments.items, 0
+            before_offset = min(before_offset, state.high_watermark)
             while (  # the snapshot at a segment's end is flushed with its seal
                 items[count].base_offset < state.flushed.base_offset
                 and items[count].end.next_offset <= before_offset

@@ -46,8 +46,10 @@ from tierlog.hot_tier.derived_files import (
     restore_older_batches,
 )
 from tierlog.hot_tier.indexes import IndexColumns, LargestTimestamp
+from tierlog.hot_tier.leader_epochs import LeaderEpochs
 from tierlog.hot_tier.log_folder import OFFLINE_MARKER, OFFSET_INDEX, TIME_INDEX, LogFolder
-from tierlog.hot_tier.log_state import LeaderEpochs, LogSetting, LogState, OpeningLog, Segments
+from tierlog.hot_tier.log_state import LogSetting, LogState, OpeningLog, Segments
+from tierlog.hot_tier.producer_state import ProducerStates
 from tierlog.hot_tier.recovery_scan import OpenRequest, Recovery, RecoveryReport
 from tierlog.hot_tier.roll import create_segment, open_active, resume_active
 from tierlog.hot_tier.segment import Segment, SegmentEnd
@@ -56,12 +58,20 @@ from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET, OFFSET_ENTR
 
 
 class TailFacts:
-    """The state of the last segment from its index files and its tail: enough to append to it."""
+    """The state of the last segment from its indexes and its tail: enough to append to it. Raises
+    CorruptIndex, CorruptBatch, OSError.
+    """
 
-    def __init__(self, state: OpeningLog, segment: Segment) -> None:
+    def __init__(
+        self,
+        state: LogState | OpeningLog,
+        segment: Segment,
+        *,
+        offsets: IndexColumns,
+        times: IndexColumns,
+    ) -> None:
         size_bytes = segment.end.size_bytes
-        self.offsets = _read_index(segment, OFFSET_INDEX, OFFSET_ENTRY)
-        self.times = _read_index(segment, TIME_INDEX, TIME_ENTRY)
+        self.offsets, self.times = offsets, times
         relative, position = self.offsets[-1] if len(self.offsets) else (-1, 0)
         # The entry that sealing added to the time index has no offset entry: appends would not have
         # added it.
@@ -75,7 +85,7 @@ class TailFacts:
         self._walk(state, segment, position, expected=relative if len(self.offsets) else None)
 
     def _walk(
-        self, state: OpeningLog, segment: Segment, position: int, *, expected: int | None
+        self, state: LogState | OpeningLog, segment: Segment, position: int, *, expected: int | None
     ) -> None:
         end_offset = segment.base_offset + MAX_RELATIVE_OFFSET + 1  # it is not known yet
         for header in segment.headers(state.files, start=position, end_offset=end_offset):
@@ -89,7 +99,8 @@ class TailFacts:
             raise CorruptIndex("points past the end of the log", file=segment.name(OFFSET_INDEX))
 
 
-def _read_index(segment: Segment, suffix: str, layout: Struct) -> IndexColumns:
+def read_index(segment: Segment, suffix: str, layout: Struct) -> IndexColumns:
+    """The entries of an index file. Raises CorruptIndex, FileNotFoundError."""
     path = segment.path(suffix)
     data = read_whole(path, CorruptIndex)
     if len(data) % layout.size:
@@ -101,7 +112,12 @@ def open_clean(state: OpeningLog, folder: LogFolder) -> bool:
     """Open without a full check; False if the tail is not what a clean shutdown leaves."""
     segment = state.segments.items[-1]
     try:
-        facts = TailFacts(state, segment)
+        facts = TailFacts(
+            state,
+            segment,
+            offsets=read_index(segment, OFFSET_INDEX, OFFSET_ENTRY),
+            times=read_index(segment, TIME_INDEX, TIME_ENTRY),
+        )
     except (CorruptDataError, FileNotFoundError):
         return False
     segment.end = SegmentEnd(segment.end.size_bytes, facts.next_offset)
@@ -114,26 +130,23 @@ def open_clean(state: OpeningLog, folder: LogFolder) -> bool:
         bytes_since_entry=facts.bytes_since_entry,
     )
     resume_active(state, state.active)
-    load_producers(state, folder, end_offset=facts.next_offset)
+    state.producers = load_producers(state, folder.snapshots, segment, facts)
     return True
 
 
-def load_producers(state: OpeningLog, folder: LogFolder, *, end_offset: int) -> None:
-    """The newest snapshot, the batches after it, and the older batches that a snapshot does not
-    hold.
+def load_producers(
+    state: LogState | OpeningLog, snapshots: set[int], last: Segment, facts: TailFacts
+) -> ProducerStates:
+    """The newest snapshot up to the end of the `last` segment, the batches after it, and the older
+    batches that a snapshot does not hold.
     """
-    state.producers = load_newest(
-        state, folder.snapshots, at_most=end_offset, at_least=state.segments.bases[0]
-    )
-    replay(state, state.producers, end_offset=end_offset)
-    if len(state.producers):
-        segment = state.segments.items[-1]
-        start = max(0, segment.end.size_bytes - READ_BACK_BYTES)
-        assert segment.offsets is not None
-        entry = segment.offsets.floor(column=1, target=start)
-        restore_older_batches(
-            state.producers, segment.headers(state.files, start=entry[1] if entry else 0)
-        )
+    end_offset = last.end.next_offset
+    producers = load_newest(state, snapshots, at_most=end_offset, at_least=state.segments.bases[0])
+    replay(state, producers, end_offset=end_offset)
+    if len(producers):
+        entry = facts.offsets.floor(column=1, target=max(0, last.end.size_bytes - READ_BACK_BYTES))
+        restore_older_batches(producers, last.headers(state.files, start=entry[1] if entry else 0))
+    return producers
 
 
 def load_log(
@@ -215,6 +228,8 @@ def _check_transaction_indexes(state: OpeningLog, folder: LogFolder) -> None:
     for segment in state.segments.items:
         if segment.has_transactions and not _has_valid_transaction_index(segment):
             rebuild_transactions(state, segment, folder.snapshots)
+    active = state.segments.items[-1]
+    active.add_aborted(read_entries(active))
 
 
 def _has_valid_transaction_index(segment: Segment) -> bool:

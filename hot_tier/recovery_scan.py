@@ -19,6 +19,7 @@ from tierlog.hot_tier.derived_files import (
     DeferredProducers,
     apply_batch,
     load_newest,
+    rebuild_transactions,
     replay,
     write_entries,
     write_indexes,
@@ -125,6 +126,7 @@ class Recovery:
         self._sync_log(segment)
         builder.add_time_entry()
         write_indexes(self._state, segment, builder)
+        rebuild_transactions(self._state, segment, self._folder.snapshots)
 
     def _recover_all(self, items: tuple[Segment, ...]) -> None:
         for number, segment in enumerate(items):

@@ -66,14 +66,14 @@ def open_active(
     )
 
 
-def resume_active(opening: OpeningLog, active: ActiveSegment) -> None:
-    """Continue the active segment of a log that is being opened. Raises CorruptBatch."""
+def resume_active(state: LogState | OpeningLog, active: ActiveSegment) -> None:
+    """Continue the active segment of a log that is opened or was cut. Raises CorruptBatch."""
     segment = active.segment
-    first_timestamp = segment.first_timestamp(opening.files)
-    active.resume(first_timestamp, age_ms=_age_ms(opening, segment, first_timestamp))
+    first_timestamp = segment.first_timestamp(state.files)
+    active.resume(first_timestamp, age_ms=_age_ms(state, segment, first_timestamp))
 
 
-def _age_ms(state: OpeningLog, segment: Segment, first_timestamp: int | None) -> int:
+def _age_ms(state: LogState | OpeningLog, segment: Segment, first_timestamp: int | None) -> int:
     """How long a segment has had records, as far as can be told after a restart; otherwise every
     restart would postpone a due roll.
 
@@ -127,13 +127,30 @@ def roll(state: LogState) -> None:
     old.release_indexes()
 
 
+def seal_last(state: LogState) -> None:
+    """The log was flushed and is about to be closed: make its active segment what a clean shutdown
+    leaves. Raises DiskFull, LogOfflineError.
+    """
+    with state.lock:
+        try:
+            state.active.seal()
+            # Synced before its rename: if the active segment is empty it replaces the only one.
+            write_snapshot(state, state.log_end_offset, sync=True)
+            if state.active.is_shortened:  # otherwise the flush has synced it
+                state.active.sync_log()
+            state.active.sync_indexes()
+            state.disk.sync_folder(state.folder)
+        except OSError as error:
+            raise disk_error(state, error) from error
+
+
 def truncate_fully_and_start_at(state: LogState, offset: int) -> None:
     """Remove every local segment and create an empty one at `offset` (Kafka's
-    truncateFullyAndStartAt): the bucket has everything below it, or the log start is above. The log
-    start does not change; the producers come from the other tier.
+    truncateFullyAndStartAt): the bucket has everything below it, or the log start is above; all of
+    it is committed. The log start does not change; the producers come from the other tier.
 
-    Only before the log is served, because offsets that were assigned may be assigned again. Raises
-    LogOfflineError, DiskFull.
+    Only before the log is served, because offsets that were assigned may be assigned again, or on
+    a follower, which assigns none. Raises LogOfflineError, DiskFull.
     """
     with state.lock:
         state.check_online()
@@ -155,7 +172,10 @@ def truncate_fully_and_start_at(state: LogState, offset: int) -> None:
             raise disk_error(state, error) from error
         state.folder_changed = False
         state.segments = Segments.of((state.active.segment,))
-        state.flushed = Flushed(offset, offset, 0)
+        state.flushed, state.ended = Flushed(offset, offset, 0), ()
+        if state.committed is not None:
+            assert state.committed <= offset, "the high watermark never goes back"
+            state.committed = offset
 
 
 def disk_error(state: LogSetting, error: OSError) -> TierlogError:

@@ -36,6 +36,7 @@ from tierlog.hot_tier.log_folder import (
     path_of,
 )
 from tierlog.hot_tier.log_reader import (
+    bytes_below,
     file_of,
     largest_timestamp,
     log_reader_of,
@@ -74,7 +75,7 @@ class SegmentView(NamedTuple):
     min_timestamp: int | None
     max_timestamp: int
     active: bool
-    sealed: bool  # and flushed: it will never change
+    sealed: bool  # and below the high watermark: its records will never change
     folder: Path
     crc32c: int | None
     age_ms: int | None
@@ -86,10 +87,12 @@ class SegmentView(NamedTuple):
 
 
 class OpenedSegment(NamedTuple):
-    """A sealed segment's bytes: `crc32c` covers all `size_bytes` of `file`, which it holds open."""
+    """A segment's bytes: `crc32c` covers all `size_bytes` of `file`, which it holds open; None for
+    the active one, which grows.
+    """
 
     size_bytes: int
-    crc32c: int
+    crc32c: int | None
     file: OpenFile
     next_offset: int
 
@@ -107,12 +110,25 @@ class SegmentStats(NamedTuple):
 
 def views_of(state: LogState) -> list[SegmentView]:
     """All segments, oldest first."""
-    flushed, items = state.flushed.offset, state.segments.items
-    views = [_view(state, segment, active=False, flushed=flushed) for segment in items[:-1]]
-    return [*views, _view(state, items[-1], active=True, flushed=flushed)]
+    end, items = state.high_watermark, state.segments.items
+    views = [_view(state, segment, active=False, high_watermark=end) for segment in items[:-1]]
+    return [*views, _view(state, items[-1], active=True, high_watermark=end)]
 
 
-def _view(state: LogState, segment: Segment, *, active: bool, flushed: int) -> SegmentView:
+def view_bytes_below(state: LogState, view: SegmentView, end_offset: int) -> int:
+    """How many bytes of a segment are below `end_offset`, as it was when `view` was made. Raises as
+    `bytes_below`.
+    """
+    if view.last_offset < end_offset:  # checked first: compaction may have shrunk it
+        return view.size_bytes
+    number = state.segments.number_of(view.base_offset)
+    segment = state.segments.items[max(number, 0)]
+    if segment.base_offset != view.base_offset:
+        return 0  # it was deleted
+    return bytes_below(state, segment, end_offset)
+
+
+def _view(state: LogState, segment: Segment, *, active: bool, high_watermark: int) -> SegmentView:
     size_bytes, next_offset = segment.end
     first_ms = segment.first_append_ms
     return SegmentView(
@@ -123,7 +139,7 @@ def _view(state: LogState, segment: Segment, *, active: bool, flushed: int) -> S
         min_timestamp=segment.min_timestamp,
         max_timestamp=_largest_timestamp(state, segment),
         active=active,
-        sealed=not active and next_offset <= flushed,
+        sealed=not active and next_offset <= high_watermark,
         folder=segment.folder,
         crc32c=segment.crc32c,
         age_ms=None if first_ms is None else state.monotonic_clock() - first_ms,
@@ -242,13 +258,13 @@ class SealedSegments:
     # --- reading ----------------------------------------------------------------------------------
 
     @property
-    def flushed_ranges(self) -> list[tuple[int, int]]:
-        """(base offset, next offset) of the segments that are flushed, oldest first; never waits
-        for the disk.
+    def readable_ranges(self) -> list[tuple[int, int]]:
+        """(base offset, next offset) of the segments below the high watermark, oldest first; never
+        waits for the disk.
         """
-        flushed, items = self._state.flushed.offset, self._state.segments.items[:-1]
+        end, items = self._state.high_watermark, self._state.segments.items[:-1]
         ranges = [(segment.base_offset, segment.end.next_offset) for segment in items]
-        return [one for one in ranges if one[1] <= flushed]
+        return [one for one in ranges if one[1] <= end]
 
     def crc32c(self, base_offset: int) -> int:
         """CRC-32C of a `.log`; reads all of it the first time. Raises UnknownSegment or
@@ -262,8 +278,8 @@ class SealedSegments:
             return crc32c_of_segment(self._state, segment)
 
     def open(self, base_offset: int, wait: Wait = Wait.WAIT) -> OpenedSegment:
-        """A segment's bytes, with the file open. Raises as `crc32c`, and WouldBlock unless the
-        file is open and its checksum known.
+        """A segment's bytes below the high watermark, with the file open. Raises as `crc32c`, and
+        WouldBlock unless the file is open and its checksum known.
         """
         return read_consistently(
             self._state, lambda: self._open(self._find(base_offset), wait), wait
@@ -276,16 +292,20 @@ class SealedSegments:
             self._crc32c(segment)
         elif segment.damage is not None:
             raise segment.damage.error()
+        end_offset = self._state.high_watermark
+        if self._state.committed is not None and segment.end.next_offset > end_offset:
+            size_bytes = bytes_below(self._state, segment, end_offset)
+            return OpenedSegment(size_bytes, None, file_of(self._state, segment, wait), end_offset)
         file = file_of(self._state, segment, wait)
         crc32c = crc32c_of_segment(self._state, segment)
         return OpenedSegment(segment.end.size_bytes, crc32c, file, segment.end.next_offset)
 
     def prepare_upload(self, base_offset: int) -> SegmentFiles:
-        """The files of a flushed segment, to be read by path under `lock`: its batches checked, its
-        indexes and snapshot rebuilt if they do not match.
+        """The files of a segment below the high watermark, to be read by path under `lock`: its
+        batches checked, its indexes and snapshot rebuilt if they do not match.
 
-        Raises CorruptDataError, UnknownSegment if it is not sealed and flushed, or was deleted;
-        LogOfflineError if the log was closed.
+        Raises CorruptDataError, UnknownSegment if it is not sealed and below the high watermark, or
+        was deleted; LogOfflineError if the log was closed.
         """
         return read_consistently(self._state, lambda: self._prepare_upload(base_offset))
 
@@ -293,8 +313,8 @@ class SealedSegments:
         state = self._state
         state.check_not_closed()
         segment = self._find(base_offset)
-        if segment.end.next_offset > state.flushed.offset:
-            raise UnknownSegment(f"{state.name}: segment {base_offset} is not flushed yet")
+        if segment.end.next_offset > state.high_watermark:
+            raise UnknownSegment(f"{state.name}: segment {base_offset} is above the high watermark")
         self._check(segment)
         try:
             self._check_indexes(segment)

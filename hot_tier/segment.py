@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,6 +39,7 @@ from tierlog.record_format.batch import NO_TIMESTAMP, BatchHeader
 from tierlog.record_format.errors import CorruptBatch, CorruptIndex
 from tierlog.record_format.index_layouts import (
     MAX_RELATIVE_OFFSET,
+    AbortedTxn,
     parse_offset_index,
     parse_time_index,
 )
@@ -86,6 +87,7 @@ class Segment:
 
     __slots__ = (
         "_folder_name",
+        "aborted",
         "base_offset",
         "crc32c",
         "damage",
@@ -109,7 +111,8 @@ class Segment:
         self.min_timestamp: int | None = None
         self.record_count: int | None = None
         self.crc32c: int | None = None
-        self.has_transactions = False  # whether there is a .txnindex
+        self.has_transactions = False  # whether there is a .txnindex, once it is sealed
+        self.aborted: list[AbortedTxn] | None = None  # while it is active, if there are any
         self.offsets: IndexColumns | None = None
         self.times: IndexColumns | None = None
         self.unchecked_below = base_offset  # what this process found on disk; see `border_check`
@@ -124,6 +127,11 @@ class Segment:
     def name(self, suffix: str) -> str:
         """As `path`, but a string, and cheaper."""
         return _name(self._folder_name, self.base_offset, suffix)
+
+    def add_aborted(self, aborted: Sequence[AbortedTxn]) -> None:
+        """Add transactions that a marker in this segment, which is active, aborts."""
+        if aborted:
+            self.has_transactions, self.aborted = True, [*(self.aborted or ()), *aborted]
 
     def log_reader(self, files: OpenFiles, wait: Wait = Wait.WAIT) -> FileReader:
         """The caller closes it. Raises FileNotFoundError, WouldBlock."""

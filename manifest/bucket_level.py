@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from tierlog.manifest.versions import CreateOutcome, VersionChain
+from tierlog.manifest.versions import VersionChain
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import ManifestConflict
 from tierlog.record_format.format_level import FIRST_LEVEL, decode_level, encode_level
@@ -30,7 +30,7 @@ class BucketLevel:
         """Raises ConfigurationError for a level that this version does not read, CorruptManifest,
         StoreUnavailable.
         """
-        return self._level_at(self._chain.newest_version())
+        return self._level_below(self._chain.newest_version() + 1)
 
     def raise_level(self, level: int) -> None:
         """The bucket's level is at least `level` when this returns. Idempotent.
@@ -38,15 +38,13 @@ class BucketLevel:
         Raises what `read_level` raises, OutcomeUnknownError, ManifestConflict.
         """
         for _ in range(ATTEMPTS):
-            newest = self._chain.newest_version()
-            if self._level_at(newest) >= level:
+            version = self._chain.newest_version() + 1
+            if self._level_below(version) >= level:
                 return
-            body = encode_level(level)
-            if self._chain.create_version(newest + 1, body) is CreateOutcome.OURS:
-                return
-        raise ManifestConflict(f"{FORMAT_FOLDER}: {ATTEMPTS} conflicts in a row")
+            self._chain.create_version(version, encode_level(level))
+        raise ManifestConflict(f"{self._chain.folder}: {ATTEMPTS} conflicts in a row")
 
-    def _level_at(self, newest: int) -> int:
-        for version, data in self._chain.whole_below(newest + 1):
+    def _level_below(self, number: int) -> int:
+        for version, data in self._chain.whole_below(number):
             return decode_level(data, file=f"{self._url}/{self._chain.key(version)}")
         return FIRST_LEVEL

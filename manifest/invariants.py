@@ -167,6 +167,9 @@ def _monotonic(before: Manifest, after: Manifest) -> Iterator[str]:
         yield f"the epoch decreases from {before.leader_epoch} to {after.leader_epoch}"
     if after.leader_epoch == before.leader_epoch and after.owner != before.owner:
         yield f"the owner changes within epoch {before.leader_epoch}"
+    is_waiting = bool(before.assigned_to) and after.leader_epoch == before.leader_epoch
+    if is_waiting and not (after.assigned_to and after.end_offset == before.end_offset):
+        yield f"it is assigned to {before.assigned_to}: nobody else may write"
     for name in ("log_start_offset", "end_offset", "compacted_before"):
         if getattr(after, name) < getattr(before, name):
             yield f"{name} decreases from {getattr(before, name)} to {getattr(after, name)}"

@@ -13,12 +13,18 @@ from typing import NamedTuple
 
 CLUSTER_KEY = "cluster.json"
 TOPICS = "topics/"
+BROKERS = "cluster/brokers/"
+TOPIC_NAMES = "cluster/topic-names/"
+FORCED_CLAIMS = "cluster/forced-claims/"
 JSON = ".json"
+NODE_ID_MAX = 2**31 - 1  # Kafka's node ids are int32
 
 _DIGITS = 20
 PIN_NAME = r"[a-zA-Z0-9._-]{1,128}"
 _PIN_NAME = re.compile(PIN_NAME)
 _VERSION = re.compile(r"([0-9]{20})\.json")
+_REGISTRATION = re.compile(BROKERS + r"(0|[1-9][0-9]{0,9})/registration/([0-9]{20})\.json")
+_TOPIC_NAME = re.compile(TOPIC_NAMES + r"([^/]+)/([0-9]{20})\.json")
 _SEGMENT_OR_PAGE = re.compile(r".*/(?:segments|pages)/([0-9]{20})-[^/]+")
 
 
@@ -52,6 +58,10 @@ class PartitionKeys(NamedTuple):
     def pins(self) -> str:
         return f"{self.folder}pins/"
 
+    @property
+    def replica_sets(self) -> str:
+        return f"{self.folder}replicas/"
+
     def page(self, base_offset: int, unique: str) -> str:
         return f"{self.pages}{base_offset:0{_DIGITS}d}-{unique}{JSON}"
 
@@ -70,6 +80,18 @@ def topic_versions(topic: str, topic_id: str) -> str:
     return f"{topic_folder(topic, topic_id)}topic/"
 
 
+def registration_versions(node_id: int) -> str:
+    return f"{BROKERS}{node_id}/registration/"
+
+
+def alive_key(node_id: int) -> str:
+    return f"{BROKERS}{node_id}/alive{JSON}"
+
+
+def topic_name_versions(topic: str) -> str:
+    return f"{TOPIC_NAMES}{topic}/"
+
+
 def version_key(folder: str, version: int) -> str:
     return f"{folder}{version:0{_DIGITS}d}{JSON}"
 
@@ -78,6 +100,20 @@ def version_of(folder: str, key: str) -> int | None:
     """The number in `<folder>/<20 digits>.json`; None for any other name."""
     match = _VERSION.fullmatch(key.removeprefix(folder))
     return int(match[1]) if match else None
+
+
+def registration_of(key: str) -> tuple[int, int] | None:
+    """The node id and version of a registration; None for any other key."""
+    match = _REGISTRATION.fullmatch(key)
+    if match is None or int(match[1]) > NODE_ID_MAX:
+        return None
+    return int(match[1]), int(match[2])
+
+
+def topic_name_of(key: str) -> tuple[str, int] | None:
+    """The topic and version of an object below `cluster/topic-names/`; None for any other key."""
+    match = _TOPIC_NAME.fullmatch(key)
+    return (match[1], int(match[2])) if match else None
 
 
 def base_offset_of(key: str) -> int | None:

@@ -127,7 +127,11 @@ class RemovedPage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One version. `version`, `nonce` and `created_ms` are set by the commit."""
+    """One version. `version`, `nonce` and `created_ms` are set by the commit.
+
+    `assigned_to`: in a cluster, the folder that is to claim the partition next, and the only one
+    that may: its owner has stopped, and everything is in the bucket.
+    """
 
     topic: str
     topic_id: str
@@ -146,6 +150,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gaps: tuple[OffsetGap, ...] = ()
     removed: tuple[RemovedObject, ...] = ()
     removed_pages: tuple[RemovedPage, ...] = ()
+    assigned_to: str | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def segment_count(self) -> int:

@@ -36,6 +36,7 @@ from tierlog.manifest.codec import (
 from tierlog.manifest.invariants import where
 from tierlog.manifest.keys import PartitionKeys, base_offset_of
 from tierlog.manifest.state import (
+    EpochStart,
     Manifest,
     PageRef,
     RemovedObject,
@@ -49,7 +50,8 @@ from tierlog.manifest.transitions import (
     TAKE_OVER,
     Claim,
     apply_claim,
-    check_recorded,
+    assign,
+    check_may_claim,
     create,
     merge_pages,
     record_gap,
@@ -59,6 +61,7 @@ from tierlog.manifest.versions import (
     CreateOutcome,
     VersionChain,
     get_object,
+    outcome_unknown,
 )
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.crc32c import crc32c_of
@@ -271,8 +274,9 @@ class ManifestStore:
                         after = record_gap(after, end_offset=gap_end)
                 else:
                     if not claim.take_over:
-                        check_recorded(before, claim.recorded)
-                        self.check_not_stale_copy(claim.seen, before)
+                        check_may_claim(before, claim)
+                        if not claim.elected:
+                            self.check_not_stale_copy(claim.seen, before)
                     after = apply_claim(before, claim)
                 before_commit(before)
                 if after is before:
@@ -280,6 +284,16 @@ class ManifestStore:
                 if (committed := self._publish(before or after, after)) is not None:
                     return committed
         raise ManifestConflict(f"{self.keys.folder}: {COMMIT_ATTEMPTS} conflicts in a row")
+
+    def assign_new(self, folder: str, *, by: str) -> None:
+        """Write the first manifest of a partition, which only this folder may then claim, unless
+        there is one. Raises OutcomeUnknownError, StoreUnavailable: repeat.
+        """
+        with self._lock:
+            if self.load_manifest() is None:
+                claim = Claim(by, (EpochStart(0, 0, by),), frozenset())
+                first = assign(create(self.keys, claim=claim, log_start_offset=0), folder)
+                self._publish(first, first)
 
     def check_not_stale_copy(self, seen: Manifest | None, in_force: Manifest) -> None:
         """Raise FencedError if `is_stale_copy`."""
@@ -298,7 +312,7 @@ class ManifestStore:
 
         Reads versions only if more than that many lie between; truncated ones do not count.
         """
-        if seen is None or seen.leader_epoch > in_force.leader_epoch:
+        if seen is None or seen.leader_epoch > in_force.leader_epoch or in_force.assigned_to:
             return False
         if in_force.version - seen.version <= UNRECORDED_COMMITS_MAX:
             return False
@@ -330,8 +344,9 @@ class ManifestStore:
         """Commit `transition` on top of `base`, or of a later version of the same epoch.
 
         Returns the committed state, or the current one if the transition changes nothing. Raises
-        FencedError, InvalidTransition, ManifestConflict, OutcomeUnknownError, StoreUnavailable;
-        after any of them it is safe to retry with the same transition.
+        FencedError, InvalidTransition, ManifestConflict, StoreUnavailable: it has no effect, now
+        or later; OutcomeUnknownError. After any of them it is safe to retry with the same
+        transition.
         """
         with self._lock:
             current = base if self._is_fresh(base) else self._reload(base)
@@ -433,7 +448,8 @@ class ManifestStore:
             if created is CreateOutcome.LOST:
                 return None
             if created is CreateOutcome.OURS:
-                return self._confirm_newest(before, stamped, started=started)
+                with outcome_unknown(where(stamped)):
+                    return self._confirm_newest(before, stamped, started=started)
             truncated += created is CreateOutcome.TRUNCATED
             if truncated == TRUNCATED_UPLOADS_MAX:
                 raise StoreUnavailable(

@@ -27,13 +27,12 @@ from msgspec.structs import replace
 
 from tierlog.manifest.keys import CLUSTER_KEY, TOPICS, PartitionKeys, topic_folder, topic_versions
 from tierlog.manifest.store import random_name
-from tierlog.manifest.versions import CreateOutcome, VersionChain, get_object
+from tierlog.manifest.versions import VersionChain, get_object
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format import sealed_json
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptManifest,
-    ManifestConflict,
     MissingObject,
     ObjectExists,
     OutcomeUnknownError,
@@ -84,8 +83,9 @@ def load_sealed_cluster(store: ObjectStore) -> tuple[Cluster, bytes] | None:
     return sealed_json.decode(data, kind=KIND_CLUSTER, file=CLUSTER_KEY, document=Cluster), data
 
 
-def create_cluster(store: ObjectStore, cluster: Cluster) -> Cluster:
-    """Mark the prefix as this cluster's. Idempotent.
+def create_cluster(store: ObjectStore, cluster: Cluster, *, joins: bool = False) -> Cluster:
+    """Mark the prefix as this cluster's. Idempotent. With `joins`, it may be another's, whose
+    object is then returned.
 
     Raises ConfigurationError if it is another cluster's, OutcomeUnknownError.
     """
@@ -99,7 +99,7 @@ def create_cluster(store: ObjectStore, cluster: Cluster) -> Cluster:
             raise OutcomeUnknownError(
                 f"{CLUSTER_KEY}: no response, and the object is not there"
             ) from problem
-        if there.cluster_id != cluster.cluster_id:
+        if there.cluster_id != cluster.cluster_id and not joins:
             raise ConfigurationError(
                 f"this prefix of the store belongs to cluster {there.cluster_id}, "
                 f"not to {cluster.cluster_id}"
@@ -164,14 +164,14 @@ class TopicObjects:
         newest version, so that an owner that claims the topic and then writes a version is either
         seen, or writes last. Raises ManifestConflict, OutcomeUnknownError: retry.
         """
-        chain = self._chain(topic.name, topic.topic_id)
-        for _ in range(COMMIT_ATTEMPTS):
-            newest = chain.newest_version()
-            if newest > 0:  # a topic without versions has no other owner
+
+        def stamped(version: int) -> TopicObject:
+            if version > 1:  # a topic without versions has no other owner
                 check()
-            if (written := self._publish(chain, topic, newest + 1)) is not None:
-                return written
-        raise ManifestConflict(f"topic {topic.name}: {COMMIT_ATTEMPTS} conflicts in a row")
+            return replace(topic, version=version, nonce=random_name())
+
+        chain = self._chain(topic.name, topic.topic_id)
+        return chain.append_version(stamped, _sealed, attempts=COMMIT_ATTEMPTS)
 
     def delete_versions(self, name: str, topic_id: str, *, check: Callable[[], None]) -> None:
         """The last step of deleting a topic. `check` as in `write`."""
@@ -198,13 +198,7 @@ class TopicObjects:
     def ids(self, name: str) -> list[str]:
         """All topic ids of the name, including those of partly deleted topics."""
         found = self._store.folders(f"{TOPICS}{name}/", limit=TOPICS_MAX)
-        return [topic_id for topic_id in found if _TOPIC_ID.fullmatch(topic_id)]
-
-    def _publish(self, chain: VersionChain, topic: TopicObject, version: int) -> TopicObject | None:
-        """None if another writer was first."""
-        stamped = replace(topic, version=version, nonce=random_name())
-        body = sealed_json.encode(stamped, kind=KIND_TOPIC)
-        return stamped if chain.create_version(version, body) is CreateOutcome.OURS else None
+        return [topic_id for topic_id in found if is_topic_id(topic_id)]
 
     def _chain(self, name: str, topic_id: str) -> VersionChain:
         return VersionChain(
@@ -229,6 +223,14 @@ def restorable(found: Sequence[TopicObject]) -> Restorable:
         if not topic.deleted:
             chosen[topic.name] = topic
     return Restorable(chosen, tuple(t for t in found if chosen.get(t.name) is not t))
+
+
+def is_topic_id(text: str) -> bool:
+    return _TOPIC_ID.fullmatch(text) is not None
+
+
+def _sealed(topic: TopicObject) -> bytes:
+    return sealed_json.encode(topic, kind=KIND_TOPIC)
 
 
 def _topic(data: bytes, *, file: str, name: str, topic_id: str) -> TopicObject:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from tierlog.manifest.invariants import InvalidTransition, require, require_step, where
@@ -47,13 +48,15 @@ class Claim(NamedTuple):
     `epochs`: the folder's history since the manifest it last saw; the last one is claimed.
     `recorded`: the (owner, epoch) pairs that the folder recorded, because it claimed them or saw
     them in force. The claimed pair is added only when the claim is made, because an older copy of
-    the same folder could claim it too.
+    the same folder could claim it too. `elected`: the replica leads by its own chain
+    (`replica_sets`), which decides instead of them: its epoch has to be above the one in force.
     """
 
     owner: str
     epochs: tuple[EpochStart, ...]
     recorded: frozenset[tuple[str, int]]
     take_over: bool = False
+    elected: bool = False
     seen: Manifest | None = None  # the manifest in force that the folder recorded last
 
     @property
@@ -91,23 +94,59 @@ def apply_claim(manifest: Manifest, claim: Claim) -> Manifest:
     """
     require(manifest)
     if not claim.take_over:
-        check_recorded(manifest, claim.recorded)
+        check_may_claim(manifest, claim)
     if (manifest.owner, manifest.leader_epoch) == (claim.owner, claim.epoch):
         return manifest
-    if claim.epoch <= manifest.leader_epoch:
-        raise FencedError(
-            f"{where(manifest)}: claimed epoch {claim.epoch} is not above {manifest.leader_epoch}"
-        )
+    _check_above(manifest, claim)
     history = manifest.epochs
     for start in claim.epochs:
         if start.epoch > manifest.leader_epoch:
             history = append_epoch(history, start)
-    after = replace(manifest, owner=claim.owner, leader_epoch=claim.epoch, epochs=history)
+    after = replace(
+        manifest,
+        owner=claim.owner,
+        leader_epoch=claim.epoch,
+        epochs=history,
+        assigned_to=msgspec.UNSET,
+    )
     return require_step(manifest, after)
 
 
-def check_recorded(manifest: Manifest, recorded: frozenset[tuple[str, int]]) -> None:
-    """Raises FencedError if the owner and epoch in force are not among `recorded`."""
+def _check_above(manifest: Manifest, claim: Claim) -> None:
+    if claim.epoch <= manifest.leader_epoch:
+        raise FencedError(
+            f"{where(manifest)}: claimed epoch {claim.epoch} is not above {manifest.leader_epoch}"
+        )
+
+
+def assign(manifest: Manifest, folder: str) -> Manifest:
+    """Let only this folder claim the partition next. For the owner once it has stopped, with all
+    records in the bucket; and for anybody while nobody has claimed what was assigned.
+    """
+    require(manifest)
+    if manifest.assigned_to == folder:
+        return manifest
+    return require_step(manifest, replace(manifest, assigned_to=folder))
+
+
+def check_may_claim(manifest: Manifest, claim: Claim) -> None:
+    """Raises FencedError unless the partition is the claimant's, or it was elected to lead."""
+    if not claim.elected:
+        check_recorded(manifest, claim.recorded, claimant=claim.owner)
+    elif (manifest.owner, manifest.leader_epoch) != (claim.owner, claim.epoch):
+        _check_above(manifest, claim)
+
+
+def check_recorded(
+    manifest: Manifest, recorded: frozenset[tuple[str, int]], *, claimant: str
+) -> None:
+    """Raises FencedError if the partition is assigned to another folder than the claimant's, or, if
+    to none, if the owner and epoch in force are not among `recorded`.
+    """
+    if manifest.assigned_to == claimant:
+        return
+    if manifest.assigned_to:
+        raise FencedError(f"{where(manifest)}: it is assigned to folder {manifest.assigned_to}")
     if (manifest.owner, manifest.leader_epoch) not in recorded:
         raise FencedError(
             f"{where(manifest)}: epoch {manifest.leader_epoch} of owner {manifest.owner} "

@@ -16,21 +16,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tierlog.host.retry import backoff_s
 from tierlog.manifest.keys import version_key, version_of
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.errors import (
+    ConfigurationError,
     CorruptManifest,
     CorruptObject,
+    ManifestConflict,
     MissingObject,
     ObjectExists,
     OutcomeUnknownError,
+    RetriableError,
 )
 from tierlog.record_format.sealed_json import is_truncated
 
+T = TypeVar("T")
 LIST_LIMIT = 1000
 PUT_ATTEMPTS = 4
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 0.4
@@ -49,6 +54,16 @@ class VersionStat(NamedTuple):
     version: int
     size_bytes: int
     modified_ms: int
+
+
+class Newest(NamedTuple):
+    """The newest version of a chain; all zero and empty if there is none. `taken`: the highest
+    number in use, above `version` if the versions after that are void.
+    """
+
+    taken: int
+    version: int = 0
+    data: bytes = b""
 
 
 class VersionChain:
@@ -109,6 +124,30 @@ class VersionChain:
             else:
                 after = low if high - low <= LIST_LIMIT else (low + high) // 2
 
+    def read_newest(self) -> Newest:
+        """The newest version that is whole. A number that was listed and is gone means that there
+        are newer ones, and that what is below it is out of date.
+        """
+        taken = self.newest_version()
+        while True:
+            newest = self.read_newest_below(taken + 1)
+            if newest.version == taken or self._is_void(newest):
+                return newest
+            taken, before = self.newest_version(at_least=taken), taken
+            if taken == before:  # deleted by hand
+                return newest
+
+    def _is_void(self, newest: Newest) -> bool:
+        """Whether all above the version is there, and void."""
+        above = range(newest.version + 1, newest.taken + 1)
+        return all(self.read_version(number) is not None for number in above)
+
+    def read_newest_below(self, number: int) -> Newest:
+        """As `read_newest`, if `number` is the first that is free."""
+        for version, data in self.whole_below(number):
+            return Newest(number - 1, version, data)
+        return Newest(number - 1)
+
     def read_version(self, version: int) -> bytes | None:
         """The bytes of a version; None if it does not exist. Raises CorruptManifest."""
         try:
@@ -125,18 +164,38 @@ class VersionChain:
             if data is not None and not is_truncated(data):
                 yield number, data
 
+    def append_version(
+        self, make: Callable[[int], T], encode: Callable[[T], bytes], *, attempts: int
+    ) -> T:
+        """Create the next version: what `make` makes for the first free number, anew after each
+        race that is lost. Raises what `make` does, ManifestConflict, OutcomeUnknownError,
+        StoreUnavailable.
+        """
+        for _ in range(attempts):
+            version = self.newest_version() + 1
+            made = make(version)
+            if self.create_version(version, encode(made)) is CreateOutcome.OURS:
+                return made
+        raise ManifestConflict(f"{self.folder}: {attempts} conflicts in a row")
+
     def create_version(self, version: int, body: bytes) -> CreateOutcome:
-        """Create the version unless it exists. Raises OutcomeUnknownError, StoreUnavailable.
+        """Create the version unless it exists. Raises StoreUnavailable if it was not created and
+        cannot appear any more; OutcomeUnknownError.
 
         After OutcomeUnknownError the object may exist, or appear later: the next writer then loses
         the race for this number, and reloads.
         """
-        for attempt in range(1, PUT_ATTEMPTS + 1):
-            outcome = self._try_create(version, body)
+        outcome = self._try_create(version, body)
+        for attempt in range(1, PUT_ATTEMPTS):
             if outcome is not None:
                 return outcome
             self._pause(backoff_s(attempt, first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S))
-        raise OutcomeUnknownError(f"{self.key(version)}: no response to {PUT_ATTEMPTS} attempts")
+            with outcome_unknown(self.key(version)):  # whatever becomes of the next attempt
+                outcome = self._try_create(version, body)
+        if outcome is None:
+            text = f"{self.key(version)}: no response to {PUT_ATTEMPTS} attempts"
+            raise OutcomeUnknownError(text)
+        return outcome
 
     def _try_create(self, version: int, body: bytes) -> CreateOutcome | None:
         """One attempt; None if there was no response and the object is not there (yet)."""
@@ -149,7 +208,8 @@ class VersionChain:
             pass
         else:
             return CreateOutcome.OURS
-        there = self.read_version(version)
+        with outcome_unknown(self.key(version)):
+            there = self.read_version(version)
         if there is None:
             return CreateOutcome.LOST if lost else None
         if there == body:
@@ -161,6 +221,28 @@ class VersionChain:
     def delete_versions(self, versions: Sequence[int]) -> None:
         if versions:
             self._store.delete([self.key(version) for version in versions])
+
+
+@contextmanager
+def outcome_unknown(what: str) -> Iterator[None]:
+    """After a PUT that may have landed, or may land later: what fails now does not decide it.
+    Raises OutcomeUnknownError in its place.
+    """
+    try:
+        yield
+    except (RetriableError, ConfigurationError) as error:
+        raise OutcomeUnknownError(f"{what}: {error}") from error
+
+
+def iter_keys(store: ObjectStore, prefix: str) -> Iterator[str]:
+    """All keys that begin with `prefix`, in order, by one LIST for each thousand."""
+    after = ""
+    while True:
+        listed = store.list(prefix, start_after=after, limit=LIST_LIMIT)
+        yield from (stat.key for stat in listed)
+        if len(listed) < LIST_LIMIT:
+            return
+        after = listed[-1].key
 
 
 def get_object(store: ObjectStore, key: str, *, max_bytes: int) -> bytes:

@@ -301,9 +301,17 @@ def stamp_log_append_time(buf: Writable, header: BatchHeader, *, timestamp: int)
 
 
 def set_producer(
-    buf: bytearray, *, producer_id: int, producer_epoch: int, base_sequence: int
+    buf: bytearray,
+    *,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    transactional: bool = False,
 ) -> BatchHeader:
     """Write an idempotent producer's fields and the checksum, in place; return the new header."""
+    if transactional:
+        (attributes,) = _I16.unpack_from(buf, CRC_START)
+        _I16.pack_into(buf, CRC_START, attributes | TRANSACTIONAL_BIT)
     _PRODUCER.pack_into(buf, _PRODUCER_AT, producer_id, producer_epoch, base_sequence)
     header = parse_header(buf)
     return set_max_timestamp(buf, header, timestamp=header.max_timestamp)

@@ -211,6 +211,12 @@ class EndMarker(NamedTuple):
     coordinator_epoch: int
 
 
+def encode_marker(marker: EndMarker) -> tuple[bytes, bytes]:
+    """The key and the value of its control record."""
+    kind = COMMIT if marker.committed else ABORT
+    return _KEY.pack(0, kind), _VALUE.pack(0, marker.coordinator_epoch)
+
+
 def control_type(key: bytes | None) -> int:
     """The type of a control record. Raises CorruptBatch if the key is truncated or its version is
     negative.

@@ -146,6 +146,18 @@ class UnknownSegment(RequestError):
     pass
 
 
+class NotInCluster(RequestError):
+    """The call is about a cluster, and this broker is alone."""
+
+
+class UnknownBroker(RequestError):
+    """No broker of the cluster has this node id."""
+
+
+class BrokerInUse(RequestError):
+    """What is asked of a broker does not fit its state: it runs, or does not, or has partitions."""
+
+
 class UnknownGroup(RequestError):
     pass
 
@@ -168,6 +180,16 @@ class TopicExists(RequestError):
 
 class InvalidPartitionCount(RequestError):
     pass
+
+
+class InvalidReplicationFactor(InvalidRequest):
+    """Below 1, or more than there are brokers that live."""
+
+
+class InvalidReplicaAssignment(InvalidRequest):
+    """Brokers that are to have a partition: none, one twice, one that is not there, or not as many
+    as the other partitions have.
+    """
 
 
 class Forbidden(RequestError):
@@ -236,6 +258,20 @@ class ProducerFenced(RequestError):
     """An idempotent producer's epoch is older than one seen (Kafka's INVALID_PRODUCER_EPOCH)."""
 
 
+class UnknownTransaction(RequestError):
+    """No producer has used this transactional id, or not for a week."""
+
+
+class TransactionRefused(RequestError):
+    """A transaction's coordinator, or a log on its behalf, refuses a call. `reason`: Kafka's name
+    of the error.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
 # --- try again ------------------------------------------------------------------------------------
 
 
@@ -267,12 +303,34 @@ class Throttled(RetriableError):
     pass
 
 
+class LeaderUnknown(RetriableError):
+    """No broker of the cluster is known to lead the partition: it is being moved, or its broker
+    is down.
+    """
+
+
+class NotEnoughReplicas(RetriableError):
+    """Fewer replicas are in sync than `min.insync.replicas`: nothing was appended."""
+
+
+class WatermarkUnknown(RetriableError):
+    """The leader is new, and does not know yet up to where its log is committed."""
+
+
+class PeerUnavailable(RetriableError):
+    """Another broker of the cluster does not answer, or refuses."""
+
+
 class Starting(RetriableError):
     pass
 
 
 class ShuttingDown(RetriableError):
     pass
+
+
+class ConcurrentTransactions(RetriableError):
+    """The id's last transaction is still being ended (Kafka's CONCURRENT_TRANSACTIONS)."""
 
 
 class DiskFull(RetriableError):
@@ -304,8 +362,45 @@ class OutcomeUnknownError(TierlogError):
     """A write may or may not have taken effect: read back before doing anything else."""
 
 
+class PeerAnswerLost(OutcomeUnknownError):
+    """Another broker of the cluster was sent a write, and did not answer."""
+
+
+class LeaderChanged(OutcomeUnknownError):
+    """Another broker leads the partition now: what was appended and not committed may be lost."""
+
+
+class NotReplicated(OutcomeUnknownError):
+    """Appended, and then too few replicas were in sync to commit it (Kafka's
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND).
+    """
+
+
 class FencedError(TierlogError):
     """A newer epoch exists: stop writing (`leadership-lost`)."""
+
+
+class NotLeader(TierlogError):
+    """Another broker of the cluster leads the partition: send the request there. `kafka` is its
+    listener, as host:port, or empty.
+    """
+
+    def __init__(
+        self, place: str, *, node_id: int, url: str, kafka: str = "", leader_epoch: int = -1
+    ) -> None:
+        super().__init__(f"broker {node_id} at {url} leads {place}")
+        self.node_id, self.url, self.kafka = node_id, url, kafka
+        self.leader_epoch = leader_epoch
+
+    @property
+    def leader(self) -> dict[str, object]:
+        return {"node_id": self.node_id, "url": self.url}
+
+
+# Another broker of the cluster may carry the call out.
+ELSEWHERE = (NotLeader, LeaderUnknown)
+# In a cluster this passes, or another broker carries the call out. Nothing was changed.
+WILL_PASS = (*ELSEWHERE, Starting)
 
 
 # --- corrupt data ---------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ from tierlog.record_format.batch import (
     parse_header,
     set_max_timestamp,
 )
-from tierlog.record_format.decode import expand
+from tierlog.record_format.decode import EndMarker, encode_marker, expand
 from tierlog.record_format.encode import Headers, encode_batch, encode_batches
 from tierlog.record_format.errors import (
     CorruptBatch,
@@ -138,6 +138,7 @@ def build_produced(
     producer_id: int = NO_PRODUCER_ID,
     producer_epoch: int = -1,
     base_sequence: int = NO_SEQUENCE,
+    transactional: bool = False,
 ) -> ProducedBatches:
     """Encode columns into batches within the limit: the JSON counterpart of `check_produced`.
 
@@ -155,6 +156,7 @@ def build_produced(
             producer_id=producer_id,
             producer_epoch=producer_epoch,
             base_sequence=base_sequence,
+            transactional=transactional,
         )
         if len(body) <= max_message_bytes:
             return ProducedBatches(body, [parse_header(body)], [min(timestamps)])
@@ -174,6 +176,23 @@ def build_produced(
         list(iter_headers(body)),
         [min(timestamps[item.start : item.end]) for item in ranges],
     )
+
+
+def build_marker(
+    marker: EndMarker, *, producer_id: int, producer_epoch: int, timestamp: int
+) -> ProducedBatches:
+    """The control batch that ends a producer's transaction."""
+    key, value = encode_marker(marker)
+    body = encode_batch(
+        [value],
+        keys=[key],
+        timestamps=[timestamp],
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        transactional=True,
+        control=True,
+    )
+    return ProducedBatches(body, [parse_header(body)], [timestamp])
 
 
 def _not_one_batch(size_bytes: int, max_message_bytes: int) -> RequestTooLarge:
@@ -203,6 +222,7 @@ class ProduceLimits(NamedTuple):
     max_expanded_batch_bytes: int = I64_MAX
     max_records: int = 2**31 - 1
     require_keys: bool = False
+    allow_transactions: bool = False
 
 
 def check_headers(body: Buffer, limits: ProduceLimits) -> list[BatchHeader]:
@@ -227,7 +247,7 @@ def check_headers(body: Buffer, limits: ProduceLimits) -> list[BatchHeader]:
             raise DamagedBatch(error.detail, position=position) from error
         _check_shape(header)
         if header.attributes & ~CODEC_MASK:
-            _check_attributes(header, len(headers))
+            _check_attributes(header, len(headers), limits)
         headers.append(header)
         position += header.size_bytes
         records += header.record_count
@@ -271,12 +291,14 @@ def _sequence_is_valid(header: BatchHeader) -> bool:
     return header.is_control or 0 <= header.base_sequence <= MAX_SEQUENCE
 
 
-def _check_attributes(header: BatchHeader, index: int) -> None:
+def _check_attributes(header: BatchHeader, index: int, limits: ProduceLimits) -> None:
     problem = ""
     if header.is_control:
         problem = "a producer may not send control batches"
-    elif header.is_transactional:
-        problem = "transactions are not supported"
+    elif header.is_transactional and not limits.allow_transactions:
+        problem = "a batch of a transaction belongs to a producer with a transactional id"
+    elif header.is_transactional and header.producer_id < 0:
+        problem = "a batch of a transaction needs a producer id"
     elif header.has_delete_horizon:
         problem = "a producer may not set a delete horizon"
     elif header.timestamp_type != CREATE_TIME:

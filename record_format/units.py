@@ -1,4 +1,4 @@
-"""Sizes, durations and times as people write and read them: `64KiB`, `7d`, `2026-02-01 12:00`.
+"""Sizes, durations, times and costs as people write and read them: `64KiB`, `7d`, `$0.25`.
 
 * What is printed is exact, in the unit that makes the number smallest, and can be given back.
 * `k` is 1000 and `Ki` is 1024, in upper or lower case. Without a unit a size is in bytes.
@@ -60,6 +60,16 @@ def rough_duration(ms: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds // length} {unit}"
     return f"{seconds} s" if seconds or not ms else f"{ms:.0f} ms"
+
+
+def dollars(amount: float) -> str:
+    """To the cent; smaller amounts with more digits."""
+    if amount >= 0.995 or not amount:
+        return f"${amount:,.2f}"
+    if amount < 0.000_001:
+        return "under $0.000001"
+    digits = 6 if amount < 0.000_1 else 4 if amount < 0.01 else 2
+    return f"${amount:.{digits}f}"
 
 
 def _in_largest_unit(value: int, units: dict[str, int], smallest: str) -> str:

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +38,6 @@ import structlog
 
 from tierlog.broker.partition import Partition
 from tierlog.broker.rebuilt_segment import (
-    PIECE_BYTES,
     indexes_of,
     object_pieces,
     rebuilt_segment,
@@ -47,10 +45,10 @@ from tierlog.broker.rebuilt_segment import (
     verified_pieces,
     with_producers_of,
 )
+from tierlog.broker.upkeep import PIECE_BYTES
 from tierlog.cold_tier.index_bundle import ParsedBundle
 from tierlog.cold_tier.ranged_reader import read_range
 from tierlog.cold_tier.segment_check import check_segment
-from tierlog.host.file_slice import pread_exactly
 from tierlog.hot_tier.batch_walk import CheckedBatch
 from tierlog.hot_tier.open_files import SECTOR_BYTES
 from tierlog.hot_tier.salvage import LostRange, SalvageScan, fill_lost_ranges
@@ -116,16 +114,15 @@ class BucketRepair:
         policy: GarbagePolicy,
         clock: Callable[[], int],
     ) -> None:
-        assert partition.cold is not None, "without a bucket there is nothing to repair"
+        assert partition.has_bucket, "without a bucket there is nothing to repair"
         self._corrupt = corrupt
-        self._partition, self._cold, self._store = partition, partition.cold, store
+        self._partition, self._upkeep, self._store = partition, partition.upkeep, store
         self._scratch, self._policy, self._clock = scratch, policy, clock
 
     def plan(self, *, deep: bool) -> list[PlannedStep]:
         """The steps that `apply` would take. Changes nothing."""
-        seen = self._cold.manifest
-        log_ = self._partition.log
-        keys = PartitionKeys(log_.topic, log_.topic_id, log_.partition)
+        seen, one = self._partition.manifest, self._partition
+        keys = PartitionKeys(one.topic, one.topic_id, one.number)
         options = CheckOptions(clock=self._clock, deep=deep, at_least=seen.version if seen else 0)
         found, manifest, entries = check_partition(self._store, keys, options)
         by_base: dict[int, list[Problem]] = {}
@@ -146,7 +143,7 @@ class BucketRepair:
         bucket = InBucket(end_offset, entries, frozenset(by_base))
         planned += [PlannedStep(one) for one in self._corrupt.plan(bucket, deep=deep)]
         if manifest is not None:
-            garbage = self._cold.collection_plan(manifest, self._policy)
+            garbage = self._upkeep.collection_plan(self._policy, manifest)
             planned += [PlannedStep(one) for one in self._collection(garbage)]
         return planned
 
@@ -154,12 +151,11 @@ class BucketRepair:
         """The step for a hole between the bucket's end and the next local segment. Nothing after it
         is uploaded before the hole becomes a gap.
         """
-        log_ = self._partition.log
-        next_local = log_.first_local_offset
+        next_local = self._partition.first_local_offset
         # Read afterwards: it has every segment that left the disk since `manifest` was loaded.
-        seen = self._cold.manifest
+        seen = self._partition.manifest
         end_offset = max(manifest.end_offset, seen.end_offset if seen else 0)
-        start = max(end_offset, log_.log_start_offset)
+        start = max(end_offset, self._partition.log_start_offset)
         if start >= next_local:
             gap = self._corrupt.hole_at(start)
             if gap is None:
@@ -194,7 +190,7 @@ class BucketRepair:
             action, detail = Action.MAKE_INDEXES, f"{kinds}: its .log object is good"
         elif self._is_local(entry):
             action, detail = Action.UPLOAD_AGAIN, f"{kinds}: the local log has the same bytes"
-        elif not self._partition.log.sealed.mirrored:
+        elif not self._partition.is_mirrored:
             action, detail = (
                 Action.NONE,
                 f"{kinds}: the compacted local segment will replace it",
@@ -260,14 +256,14 @@ class BucketRepair:
             return step
         if step.action is Action.COLLECT:
             try:
-                self._cold.collect_garbage(self._policy)
+                self._upkeep.collect_garbage(self._policy)
             except ConfigurationError as error:  # an object that may not be deleted
                 return msgspec.structs.replace(step, detail=str(error))
         elif entry is None:
             assert step.last_offset is not None, "the step of a hole has its last offset"
             end_offset = step.last_offset + 1
-            self._cold.commit_transition(
-                lambda manifest: record_gap(manifest, end_offset=end_offset)
+            self._upkeep.commit_repair(
+                lambda manifest, _: record_gap(manifest, end_offset=end_offset)
             )
         elif step.action in {Action.DROP, Action.DROP_BATCHES}:
             again = check_segment(self._store, entry, partition=step.partition, deep=True)
@@ -276,13 +272,17 @@ class BucketRepair:
                     step, detail="the store returns it intact again: nothing is lost"
                 )
             if step.action is Action.DROP:
-                self._change(transitions.drop_lost_segment, entry)
+                self._upkeep.commit_repair(
+                    lambda manifest, pages: transitions.drop_lost_segment(
+                        manifest, entry, pages=pages, now_ms=self._clock()
+                    )
+                )
             else:
                 self._upload_salvaged(planned, entry)
         else:
             local = step.action is Action.UPLOAD_AGAIN
             pieces = (
-                verified_pieces(self._local(entry), entry)
+                verified_pieces(self._upkeep.local_pieces(entry), entry)
                 if local
                 else object_pieces(self._store, entry)
             )
@@ -309,53 +309,29 @@ class BucketRepair:
         producer and transaction state to keep instead of the rebuilt one.
         """
         snapshot = snapshot_before(self._store, entry, planned.before)
-        log_ = self._partition.log
-        with self._cold.uploading(entry.base_offset):
-            with rebuilt_segment(
-                self._scratch, log_, entry, pieces, clock=self._clock, snapshot=snapshot
-            ) as rebuilt:
-                files = with_producers_of(rebuilt.files, bundle) if bundle else rebuilt.files
-                uploaded = self._cold.upload_files(files)
-            new = msgspec.structs.replace(
-                uploaded, last_offset=entry.last_offset, modified_ms=entry.modified_ms
+        with rebuilt_segment(
+            self._scratch, self._partition, entry, pieces, clock=self._clock, snapshot=snapshot
+        ) as rebuilt:
+            files = with_producers_of(rebuilt.files, bundle) if bundle else rebuilt.files
+            self._upkeep.replace_objects(
+                files,
+                entry,
+                lambda manifest, new, pages: repair(
+                    manifest, entry, new, pages=pages, now_ms=self._clock()
+                ),
             )
-            self._change(repair, entry, new)
-
-    def _change(self, repair: Callable[..., Manifest], *entries: SegmentEntry) -> None:
-        pages = self._cold.pages
-        self._cold.commit_transition(
-            lambda manifest: repair(manifest, *entries, pages=pages, now_ms=self._clock())
-        )
 
     # --- reading the local copy -------------------------------------------------------------------
 
     def _is_local(self, entry: SegmentEntry) -> bool:
         """Whether the local log has exactly the bytes of the manifest's CRC-32C."""
         try:
-            with eio_as(CorruptDataError, file=str(self._partition.log.folder)):
-                for _ in verified_pieces(self._local(entry), entry):
+            with eio_as(CorruptDataError, file=str(self._partition.folder)):
+                for _ in verified_pieces(self._upkeep.local_pieces(entry), entry):
                     pass
         except (UnknownSegment, OffsetTrimmed, CorruptDataError):
             return False
         return True
-
-    def _local(self, entry: SegmentEntry) -> Iterator[bytes]:
-        log_, offset = self._partition.log, entry.base_offset
-        if log_.first_local_offset <= offset < log_.log_start_offset:  # reads refuse such offsets
-            with closing(log_.sealed.open(offset)) as whole:
-                for start in range(0, whole.size_bytes, PIECE_BYTES):
-                    size_bytes = min(PIECE_BYTES, whole.size_bytes - start)
-                    yield pread_exactly(whole.file, size_bytes, start)
-            return
-        if offset < log_.local_log_start_offset or entry.next_offset > log_.high_watermark:
-            raise log_.offsets.trimmed(f"{self._partition}: offset {offset} is not on local disk")
-        while offset < entry.next_offset:
-            read = log_.read(offset, max_bytes=PIECE_BYTES, end_offset=entry.next_offset)
-            if not read.slices:
-                return
-            with closing(read):
-                yield from (piece.read() for piece in read.slices)
-            offset = read.next_offset
 
 
 class ObjectSalvage:

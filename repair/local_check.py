@@ -48,7 +48,7 @@ def check_local(
 ) -> Findings:
     """Check against `manifest` and `entries`, as they were read from the bucket."""
     found = Findings(partition.number)
-    views = partition.log.segments()
+    views = partition.local_segments()
     _check_seam(partition, views, manifest, found)
     cold = {entry.base_offset: entry for entry in entries}
     for view in views:
@@ -67,7 +67,7 @@ def _check_seam(
     manifest: Manifest | None,
     found: Findings,
 ) -> None:
-    local_start, covered = views[0].base_offset, partition.log.log_start_offset
+    local_start, covered = views[0].base_offset, partition.log_start_offset
     # The latest one: it has every segment that left the disk since `manifest` was loaded.
     manifest = partition.manifest or manifest
     if manifest is not None:
@@ -95,7 +95,7 @@ def _check_view(
         if problem is None:
             return
         now = next(
-            (one for one in partition.log.segments() if one.base_offset == view.base_offset), None
+            (one for one in partition.local_segments() if one.base_offset == view.base_offset), None
         )
         if now is None:
             return  # deleted by retention meanwhile
@@ -113,13 +113,6 @@ def _is_same(view: SegmentView, now: SegmentView) -> bool:
         now.size_bytes,
         now.path,
     )
-
-
-def is_lost(partition: Partition, view: SegmentView) -> bool:
-    """Whether the file is missing, and compaction is not just replacing it."""
-    before = partition.log.sealed.swap_sequence
-    is_missing = not view.path.exists()
-    return is_missing and before % 2 == 0 and before == partition.log.sealed.swap_sequence
 
 
 def is_corrupt(partition: Partition, view: SegmentView, entry: SegmentEntry | None) -> bool:
@@ -141,19 +134,19 @@ def _problem(
         and view.sealed
         and entry.base_offset == view.base_offset
         and entry.last_offset == view.last_offset
-        and partition.log.sealed.mirrored
+        and partition.is_mirrored
     )
     if entry is not None and comparable and entry.size_bytes != view.size_bytes:
         detail = f"{view.size_bytes} bytes here, {entry.size_bytes} in the manifest"
         return _Problem(ProblemKind.TIERS_DIFFER, detail)
     lost = _Problem(ProblemKind.SEGMENT_CORRUPT, "the file is missing")
     if not deep:
-        return lost if is_lost(partition, view) else None
-    size_bytes = partition.log.flushed_bytes(view)
+        return lost if partition.upkeep.is_lost(view) else None
+    size_bytes = partition.upkeep.readable_bytes(view)
     try:
         table = scan_segment(view.path, base_offset=view.base_offset, size_bytes=size_bytes)
     except FileNotFoundError:
-        return lost if is_lost(partition, view) else None
+        return lost if partition.upkeep.is_lost(view) else None
     except CorruptDataError as bad:
         return _Problem(ProblemKind.SEGMENT_CORRUPT, bad)
     found.checked.records += table.record_count

@@ -58,7 +58,7 @@ from tierlog.hot_tier.sealed_segments import Gap, SegmentView
 from tierlog.manifest.state import first_at
 from tierlog.record_format.errors import CorruptDataError, UnknownSegment
 from tierlog.record_format.segment_entry import SegmentEntry
-from tierlog.repair.local_check import is_corrupt, is_lost
+from tierlog.repair.local_check import is_corrupt
 
 log = structlog.get_logger(__name__)
 
@@ -287,11 +287,11 @@ class CorruptSegments:
     def plan(self, bucket: InBucket, *, deep: bool) -> Iterator[RepairStep]:
         """The steps that `apply` would take. Changes nothing. Raises UnknownSegment, OSError."""
         cold_end_offset = bucket.end_offset
-        views = [view for view in self._partition.log.segments() if view.sealed]
+        views = [view for view in self._partition.local_segments() if view.sealed]
         waiting = [view for view in views if view.last_offset >= cold_end_offset]
         for view in views if deep else waiting[:1]:
             is_waiting = view.last_offset >= cold_end_offset
-            if is_lost(self._partition, view):
+            if self._partition.upkeep.is_lost(view):
                 yield self._missing(view) if is_waiting else self._set_aside(view, bucket)
                 continue
             if not is_waiting:
@@ -302,20 +302,18 @@ class CorruptSegments:
 
     def hole_at(self, offset: int) -> Gap | None:
         """The hole that begins at or below `offset` and ends above it, or None."""
-        views = [view for view in self._partition.log.segments() if view.sealed]
+        views = [view for view in self._partition.local_segments() if view.sealed]
         view = next((one for one in views if one.last_offset >= offset), None)
-        gap = self._holes.find(self._partition, view.base_offset) if view is not None else None
+        gap = self._holes.find_hole(self._partition, view.base_offset) if view is not None else None
         return gap if gap is not None and gap.next_offset <= offset else None
 
     def _lost(self, base_offset: int, cold_end_offset: int) -> list[LostRange]:
         reaches_end = self._is_hole_of_the_log(base_offset, cold_end_offset)
-        return self._partition.log.sealed.salvage(
-            base_offset, reaches_end=reaches_end
-        ).lost_ranges()
+        return self._partition.upkeep.salvage(base_offset, reaches_end=reaches_end).lost_ranges()
 
     def _is_hole_of_the_log(self, base_offset: int, cold_end_offset: int) -> bool:
         """Whether there is a hole after the segment that needs no gap in the manifest."""
-        gap = self._holes.find(self._partition, base_offset)
+        gap = self._holes.find_hole(self._partition, base_offset)
         return gap is not None and gap.next_offset > cold_end_offset
 
     def _drop_batches(self, view: SegmentView, lost: Sequence[LostRange]) -> RepairStep:
@@ -352,13 +350,13 @@ class CorruptSegments:
         """The first segment up to `last` that must stay on disk: it is not in the bucket, or
         corrupt there. Segments below the log start, or emptied by compaction, need not stay.
         """
-        start = self._partition.log.log_start_offset
-        for view in self._partition.log.segments():
+        start = self._partition.log_start_offset
+        for view in self._partition.local_segments():
             if view.base_offset > last.base_offset:
                 break
             if view.last_offset < max(start, view.base_offset) or bucket.has(view):
                 continue
-            gap = self._partition.log.sealed.gap_after(view.base_offset)
+            gap = self._partition.upkeep.gap_after(view.base_offset)
             if gap is None or gap.next_offset > start:  # its last record, not its last offset
                 return view
         return None
@@ -378,19 +376,18 @@ class CorruptSegments:
         assert step.last_offset is not None, "a segment's step has its offsets"
         if step.action is Action.DROP_BATCHES and not accept_loss:
             return step
-        opened = self._partition.log
+        partition, upkeep = self._partition, self._partition.upkeep
         aside = unused_path(self._aside / f"{self._partition}-{step.base_offset}")
-        with opened.sealed.lock:
+        with upkeep.files_held():
             try:
-                copy_segment(opened.folder, step.base_offset, aside)
+                copy_segment(partition.folder, step.base_offset, aside)
                 if step.action is Action.SET_ASIDE:
-                    opened.writer.flush()  # an unflushed segment is not deleted
-                    opened.delete_local(step.last_offset + 1)
+                    upkeep.delete_flushed(step.last_offset + 1)
                 else:
                     reaches_end = self._is_hole_of_the_log(
-                        step.base_offset, self._partition.cold_end_offset
+                        step.base_offset, partition.cold_end_offset
                     )
-                    opened.sealed.salvage(step.base_offset, reaches_end=reaches_end).rewrite()
+                    upkeep.salvage(step.base_offset, reaches_end=reaches_end).rewrite()
             except (UnknownSegment, FileNotFoundError):
                 return step  # deleted by retention meanwhile
         done = step.mark_done()

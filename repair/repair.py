@@ -249,13 +249,13 @@ def _keep_one(registry: TopicRegistry, topic: str) -> None:
 def _believe_probe(place: Path, store: ObjectStore, *, single_writer: bool) -> None:
     """If a store was ever used, do not probe this one: a probe writes, and a plan needs none."""
     folder = DataFolder(place)
-    if PROBE.read(place) is not None:
+    if PROBE.read_document(place) is not None:
         believed = ProbeResult(
             store=(store.url, single_writer),
             place=store.identity,
             traits=StoreTraits(checks_checksums=False),  # so that none are tried
             probed_ms=wall_clock_ms(),
         )
-        PROBE.write(place, believed)
+        PROBE.write_document(place, believed)
     folder.put_back_clean_marker()
     folder.close()

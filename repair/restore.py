@@ -422,8 +422,8 @@ class _Restore:
     def _write_folder(self, cluster_id: str, records: list[TopicRecord]) -> None:
         TOPICS.path(self._data_dir).unlink(missing_ok=True)
         TopicRegistry(self._data_dir).put_topics(*records)
-        EPOCHS.write(self._data_dir, self._epochs)
-        TRUNCATIONS.write(self._data_dir, self._truncations)
+        EPOCHS.write_document(self._data_dir, self._epochs)
+        TRUNCATIONS.write_document(self._data_dir, self._truncations)
         write_checkpoint(self._data_dir / RECOVERY_POINTS, self._recovery_points)
         write_checkpoint(self._data_dir / LOG_STARTS, self._log_starts)
         write_checkpoint(self._data_dir / COMPACTION_REACHED, self._cleaned_before)

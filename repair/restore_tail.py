@@ -115,9 +115,9 @@ class OldFolder:
         self.path = path
         self._open = ExitStack()
         self._open.enter_context(folder_lock(path))
-        self._epochs = EPOCHS.read(path) or {}
-        self._take_overs = TAKE_OVERS.read(path) or {}
-        self.truncations = TRUNCATIONS.read(path) or {}
+        self._epochs = EPOCHS.read_document(path) or {}
+        self._take_overs = TAKE_OVERS.read_document(path) or {}
+        self.truncations = TRUNCATIONS.read_document(path) or {}
         self._recovery_points = read_checkpoint(path / RECOVERY_POINTS)
         self._log_starts = read_checkpoint(path / LOG_STARTS)
         marks = (read_checkpoint(path / name) for name in (CLEANER_CHECKPOINT, COMPACTION_REACHED))

@@ -78,7 +78,7 @@ def verify_topic(broker: Broker, name: str, *, deep: bool = False) -> VerifyRepo
             found.merge(local)
         for partition in topic.partitions.values():
             found.merge(_check_partition(broker, partition, topic.record, store, deep=deep))
-    if any(partition.is_deleted for partition in topic.partitions.values()):
+    if any(partition.is_gone for partition in topic.partitions.values()):
         raise UnknownTopic(name)  # deleted meanwhile: so its objects are missing
     return found.report()
 
@@ -97,7 +97,7 @@ def _check_partition(
     *,
     deep: bool,
 ) -> Findings:
-    clock, find_hole = broker.clock, broker.background.holes.find
+    clock, find_hole = broker.clock, broker.background.holes.find_hole
     if store is None or not partition.has_bucket:
         found = check_local(partition, None, [], deep=deep, find_hole=find_hole)
         found.checked.partitions += 1

@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from tierlog.cold_tier.segment_lookup import SegmentIndexes
 from tierlog.host.retry import OUTAGE_POLICY
 from tierlog.manifest.codec import PageCache
+from tierlog.manifest.registrations import Registrations
 from tierlog.object_store.open import open_store
 from tierlog.object_store.s3_connection import S3Options
 from tierlog.object_store.store import ObjectStore
+from tierlog.record_format.errors import InvalidOption
 
 if TYPE_CHECKING:
     from tierlog.client.client import Client
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Access:
     """The URLs of the bucket (`store`) and the broker (`server`), of which one may be missing, and
-    the credentials for them.
+    the credentials for them. Without `server`, the brokers that are registered in the bucket are
+    asked: those of a cluster.
     """
 
     store: str | None = None
@@ -73,11 +76,13 @@ class _Clients:
         # Imported here, since reads from the bucket alone do not need it.
         from tierlog.client.client import Client
 
-        assert access.server is not None
+        if access in self._brokers:
+            return self._brokers[access]
+        servers = access.server or registered_servers(self.bucket(access).store)
         with self._lock:
             if access not in self._brokers:
                 self._brokers[access] = Client(
-                    access.server,
+                    servers,
                     token=access.token,
                     token_file=access.token_file,
                     ca_file=access.ca_file,
@@ -92,6 +97,22 @@ class _Clients:
                 broker.close()
             self._buckets.clear()
             self._brokers.clear()
+
+
+def registered_servers(store: ObjectStore) -> list[str]:
+    """The URLs of a cluster's brokers, those first that should run. Raises InvalidOption."""
+    found = [
+        one.registration
+        for one in Registrations(store).load_registrations().values()
+        if one.registration is not None and one.registration.state != "removed"
+    ]
+    if not found:
+        raise InvalidOption(
+            f"option server: required, since no broker is registered in {store.url}, as those of a "
+            "cluster are; or set tier=cold to read only what is in the bucket"
+        )
+    found.sort(key=lambda one: (one.state == "stopped", one.node_id))
+    return [one.url for one in found]
 
 
 # Per process, as connections are.

@@ -39,13 +39,13 @@ def read_arrow(
 ) -> pa.RecordBatchReader:
     """Read topics as a stream of Arrow record batches, partition by partition in offset order.
 
-    `store` is the bucket's URL, or a `Path` if it is a folder. `server` is the broker's URL;
-    without it, pass `tier="cold"` to read from the bucket alone. `options` are those of the Spark
-    source under the same names (`startingTimestamp=`, `pin=`, `endingOffsets={"flights": {"0":
-    500}}`); times may be datetimes with a UTC offset, files may be paths, and None means not given.
-    `columns` selects columns of its schema, by default all, with `headers` if `includeHeaders` is
-    set. With `failOnDataLoss=False`, `on_data_loss` is called with a description of what is missing
-    (default: print to standard error).
+    `store` is the bucket's URL, or a `Path` if it is a folder. `server` is the broker's URL; that
+    of a cluster's is found in the bucket. `tier="cold"` reads from the bucket alone. `options` are
+    those of the Spark source under the same names (`startingTimestamp=`, `pin=`,
+    `endingOffsets={"flights": {"0": 500}}`); times may be datetimes with a UTC offset, files may be
+    paths, and None means not given. `columns` selects columns of its schema, by default all, with
+    `headers` if `includeHeaders` is set. With `failOnDataLoss=False`, `on_data_loss` is called with
+    a description of what is missing (default: print to standard error).
 
     The read is planned now, over the offsets that exist now; rows are read as the reader is
     consumed. Raises InvalidOption, UnknownTopic and others now; DataLoss and CorruptDataError while

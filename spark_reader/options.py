@@ -322,10 +322,10 @@ def _check_together(options: ReadOptions) -> None:
     access, trigger = options.access, options.trigger
     if options.tier == "cold" and access.store is None:
         raise InvalidOption("option store: required with tier=cold, which reads only the bucket")
-    if access.server is None and options.tier == "all":
+    if access.server is None and access.store is None:
         raise InvalidOption(
-            "option server: required, since the tail of the log is read from the broker; or set "
-            "tier=cold to read only what is in the bucket"
+            "option server or store: one of them is required; the brokers of a cluster are found "
+            "in the store"
         )
     if access.store is None and (options.pin or options.manifest_versions):
         raise InvalidOption("options pin and manifestVersion require the option store")

@@ -1,7 +1,8 @@
 """The `format("tierlog")` sink, for batches and streams.
 
 * At-least-once, as Spark's Kafka sink: an idempotent producer serves one task attempt at a time, so
-  that a retried request is appended once; rows of a failed attempt may remain.
+  that a retried request is appended once; rows of a failed attempt may remain. Exactly once with
+  `transactionalId`: see `sink_transactions`.
 * A producer serves the worker's next attempt too, unless its own failed: the broker remembers each
   producer for a day, and a stream has thousands of tasks in an hour.
 * A task ends when everything it sent is flushed at the broker (acks=all); nothing is left to commit
@@ -13,11 +14,11 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -48,11 +49,22 @@ from tierlog.spark_reader.sink_batches import (
     TopicMetadata,
     TopicPartition,
 )
+from tierlog.spark_reader.sink_transactions import (
+    Transactional,
+    abort_attempts,
+    abort_messages,
+    begin_attempt,
+    commit_epoch,
+    commit_job,
+    written,
+)
 from tierlog.spark_reader.source import TYPES
 
 if TYPE_CHECKING:
     from tierlog.client.client import Client
+    from tierlog.client.sender import Within
 
+_TIMEOUT_MS: Final = 900_000  # Kafka's transaction.max.timeout.ms
 _COMPRESSION: Final = Option(read.one_of(*CODEC_NAMES.values()))
 
 _OPTIONS: Final[dict[str, Option]] = {
@@ -63,6 +75,9 @@ _OPTIONS: Final[dict[str, Option]] = {
     "topic": Option(read.text),
     "compression": _COMPRESSION,
     "kafka.compression.type": _COMPRESSION,  # of a migrated job
+    "exactlyOnce": Option(read.boolean),
+    "transactionalId": Option(read.text),
+    "transactionTimeout": Option(read.duration_ms),
     "includeHeaders": Option(read.boolean),
     "checkpointLocation": Option(read.text),  # Spark's, which it passes to a stream's sink
 }
@@ -73,6 +88,7 @@ class WriteOptions:
     access: Access
     topic: str | None
     codec: int
+    transactional: Transactional | None = None  # exactly once
 
 
 def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
@@ -87,7 +103,18 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
         access=access_of(values),
         topic=values.get("topic"),
         codec=CODEC_IDS[values.get("compression") or values.get("kafka.compression.type", "none")],
+        transactional=_transactional(values),
     )
+
+
+def _transactional(values: Mapping[str, Any]) -> Transactional | None:
+    transactional_id = values.get("transactionalId")
+    is_exact = values.get("exactlyOnce", transactional_id is not None)
+    if not is_exact:
+        return None
+    if transactional_id is None:
+        raise InvalidOption("option exactlyOnce: needs a transactionalId, which no other query has")
+    return Transactional(transactional_id, values.get("transactionTimeout", _TIMEOUT_MS))
 
 
 def write_options(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> WriteOptions:
@@ -123,8 +150,8 @@ def _check_typo(name: str) -> None:
 
 
 class Sink:
-    """The common part of both writers. Picklable. Commit and abort do nothing, since what the tasks
-    sent is already in the log.
+    """The common part of both writers. Picklable. Without transactions commit and abort do nothing,
+    since what the tasks sent is already in the log.
     """
 
     def __init__(self, options: WriteOptions) -> None:
@@ -136,10 +163,34 @@ class Sink:
         first = next(batches, None)
         if first is None:  # common for a small aggregation: then the broker is not contacted
             return WriterCommitMessage()
-        access = self._options.access
-        broker = Connections(access).broker_over_restarts()
-        idle = _idle_producers[access]
+        rows, broker = chain((first,), batches), self._broker()
+        if (transactional := self._options.transactional) is not None:
+            return self._write_in_transaction(broker, begin_attempt(broker, transactional), rows)
+        idle = _idle_producers[self._options.access]
         producer = idle.pop() if idle else _Producer(broker)
+        self._send(broker, producer, rows)
+        idle.append(producer)  # not after an error: what was appended is unknown
+        return WriterCommitMessage()
+
+    def _write_in_transaction(
+        self, broker: Client, within: Within, rows: Iterable[pa.RecordBatch]
+    ) -> WriterCommitMessage:
+        producer = _Producer(broker, within)
+        try:
+            self._send(broker, producer, rows)
+        except BaseException:
+            abort_attempts(broker, [within])
+            raise
+        return written(within, producer.places[0])
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], *_: int) -> None:
+        if self._options.transactional is not None:
+            abort_messages(self._broker(), messages)
+
+    def _broker(self) -> Client:
+        return Connections(self._options.access).broker_over_restarts()
+
+    def _send(self, broker: Client, producer: _Producer, batches: Iterable[pa.RecordBatch]) -> None:
         batcher = Batcher(
             topic=self._options.topic,
             metadata_of=cache(partial(_metadata, broker)),
@@ -147,13 +198,11 @@ class Sink:
             now_ms=wall_clock_ms,
             first_sticky=random.randrange(1 << 16),
         )
-        for rows in chain((first,), batches):
+        for rows in batches:
             for batch in batcher.add_rows(rows):
                 producer.send(batch)
         for batch in batcher.flush():
             producer.send(batch)
-        idle.append(producer)  # not after an error: what was appended is unknown
-        return WriterCommitMessage()
 
 
 def _metadata(broker: Client, topic: str) -> TopicMetadata:
@@ -163,12 +212,17 @@ def _metadata(broker: Client, topic: str) -> TopicMetadata:
 
 
 class _Producer:
-    """An idempotent producer, for one attempt at a time."""
+    """An idempotent producer, for one attempt at a time; with `within`, in its transaction."""
 
-    def __init__(self, broker: Client) -> None:
-        self._broker = broker
-        self._identity = broker.init_producer()
+    def __init__(self, broker: Client, within: Within | None = None) -> None:
+        self._broker, self._within = broker, within
+        self._identity = broker.init_producer() if within is None else within.identity
         self._sequences: dict[TopicPartition, int] = {}
+
+    @property
+    def places(self) -> list[TopicPartition]:
+        """Where it has written."""
+        return list(self._sequences)
 
     def send(self, batch: Batch) -> None:
         """Append one batch and wait until it is flushed. The broker deduplicates the client's
@@ -180,11 +234,13 @@ class _Producer:
             producer_id=self._identity.producer_id,
             producer_epoch=self._identity.producer_epoch,
             base_sequence=sequence,
+            transactional=self._within is not None,
         )
         self._broker.produce_batches(
             batch.topic_partition.topic,
             bytes(batch.data),
             partition=batch.topic_partition.partition,
+            transactional_id=None if self._within is None else self._within.transactional_id,
         )
         self._sequences[batch.topic_partition] = (sequence + batch.records) & MAX_SEQUENCE
 
@@ -203,8 +259,20 @@ class TierlogWriter(Sink, DataSourceArrowWriter):  # type: ignore[misc]
         if options.topic is not None:
             broker.describe_topic(options.topic)
 
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        if self._options.transactional is not None:
+            commit_job(self._broker(), messages)
+
 
 class TierlogStreamWriter(Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]
     """The writer of a stream's batches. Spark creates one for each batch and for its commit, so it
     does not contact the broker.
     """
+
+    def commit(
+        self,
+        messages: Sequence[WriterCommitMessage | None],
+        batchId: int,  # noqa: N803  Spark's
+    ) -> None:
+        if (transactional := self._options.transactional) is not None:
+            commit_epoch(self._broker(), transactional, messages, batchId)

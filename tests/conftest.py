@@ -5,6 +5,7 @@ lines go.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -114,3 +115,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharedFolder
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The worker with the longest folder starts with it."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: garbage is looked for in what came later."""
+    gc.collect()
+    gc.freeze()

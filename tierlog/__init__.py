@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from tierlog.client.client import AsyncClient, Client
     from tierlog.client.exchange import RetryPolicy
     from tierlog.client.group_calls import OffsetCommit
+    from tierlog.client.membership import Membership
     from tierlog.client.producer import Producer
     from tierlog.client.records import ConsumedRecord, JsonSource, NewRecord
     from tierlog.client.responses import ProducerIdentity, Topic
+    from tierlog.client.transactions import AsyncTransaction, Transaction
     from tierlog.client.wire import Limits
     from tierlog.record_format.decode import Record
     from tierlog.spark_reader.arrow_reader import read_arrow
@@ -35,12 +37,14 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncClient",
     "AsyncProducer",
+    "AsyncTransaction",
     "Batching",
     "Client",
     "ConsumedRecord",
     "Delivery",
     "JsonSource",
     "Limits",
+    "Membership",
     "NewRecord",
     "OffsetCommit",
     "Producer",
@@ -50,6 +54,7 @@ __all__ = [
     "RetryPolicy",
     "Sequenced",
     "Topic",
+    "Transaction",
     "__version__",
     "errors",
     "read_arrow",
@@ -62,9 +67,11 @@ _MODULES: Final = {
     "client.client": ("AsyncClient", "Client"),
     "client.exchange": ("RetryPolicy",),
     "client.group_calls": ("OffsetCommit",),
+    "client.membership": ("Membership",),
     "client.producer": ("Producer",),
     "client.records": ("ConsumedRecord", "JsonSource", "NewRecord"),
     "client.responses": ("ProducerIdentity", "Topic"),
+    "client.transactions": ("AsyncTransaction", "Transaction"),
     "client.wire": ("Limits",),
     "record_format.decode": ("Record",),
 }

@@ -7,87 +7,20 @@ case, the flag is the name with dashes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from enum import Enum
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tierlog.record_format.units import parse_duration, parse_size
+from tierlog.setting_kinds import Kind
 
+NODE_ID_MAX: Final = 2**31 - 1  # Kafka's node ids are int32
 I64_MAX: Final = 2**63 - 1
 CENTURY_MS: Final = 36_525 * 86_400_000  # the time-out of a lock cannot be longer than three
 OFFSET_GAP_MIN: Final = 10**9  # it cannot be known how much was lost, and offsets cost nothing
 OFFSET_GAP_MAX: Final = 10**15  # a thousand such gaps still leave valid offsets
+REPLICATION_FACTOR_MAX: Final = 32767  # Kafka's is int16
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
-
-_YES: Final = frozenset(("1", "true", "yes", "on"))
-_NO: Final = frozenset(("0", "false", "no", "off"))
-
-
-def _text(raw: object) -> str:
-    if not isinstance(raw, str) or not raw:
-        raise ValueError
-    return raw
-
-
-def _count(raw: object) -> int:
-    if isinstance(raw, bool) or not isinstance(raw, (int, str)):
-        raise TypeError
-    return int(raw)
-
-
-def _bytes(raw: object) -> int:
-    return parse_size(raw) if isinstance(raw, str) else _count(raw)
-
-
-def _ms(raw: object, *, unit: str = "ms") -> int:
-    if isinstance(raw, bool):
-        raise TypeError
-    return parse_duration(str(raw), unit=unit)
-
-
-def _dollars(raw: object) -> float:
-    if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
-        raise TypeError
-    price = float(raw)
-    if not 0 <= price < math.inf:
-        raise ValueError
-    return price
-
-
-def _switch(raw: object) -> bool:
-    if isinstance(raw, bool):
-        return raw
-    text = _text(raw).lower()
-    if text not in _YES | _NO:
-        raise ValueError
-    return text in _YES
-
-
-def _path(raw: object) -> Path:
-    return raw if isinstance(raw, Path) else Path(_text(raw))
-
-
-def _seconds(raw: object) -> int:
-    return _ms(raw, unit="s")
-
-
-class Kind(Enum):
-    """How a value is written: its placeholder in help, its parser, and what errors say of it."""
-
-    TEXT = ("TEXT", _text, "text")
-    PATH = ("PATH", _path, "a path")
-    COUNT = ("N", _count, "a whole number")
-    BYTES = ("BYTES", _bytes, "a number of bytes, as in 67108864 or 64MiB")
-    MS = ("MS", _ms, "a time in milliseconds, as in 30000 or 30s")
-    SECONDS = ("SECONDS", _seconds, "a time in seconds, as in 30 or 500ms")
-    DOLLARS = ("DOLLARS", _dollars, "a price in dollars, 0 or more, as in 0.005")
-    SWITCH = ("", _switch, "true or false")
-
-    def __init__(self, placeholder: str, parse: Callable[[object], object], expected: str) -> None:
-        self.placeholder, self.parse, self.expected = placeholder, parse, expected
 
 
 class Part(Enum):
@@ -184,6 +117,78 @@ TABLE: Final[tuple[Setting, ...]] = (
         Kind.SWITCH,
         "Take over partitions that another broker owns; that broker stops writing.",
     ),
+    _broker(
+        "cluster.join",
+        Kind.SWITCH,
+        "Be one of several brokers on the same store. A new data folder joins the store's cluster.",
+        flag="--join",
+    ),
+    _serve(
+        "cluster.token.file",
+        Kind.TEXT,
+        "File with the token, of scope cluster, that the brokers of the cluster show each other.",
+    ),
+    _http(
+        "cluster.ca.file",
+        Kind.TEXT,
+        "PEM file of the certificate authorities that the brokers of the cluster trust, and no "
+        "others, for each other; by default the system's.",
+        field="peers_ca_file",
+    ),
+    _broker(
+        "node.id",
+        (Kind.COUNT, 0, NODE_ID_MAX),
+        "The broker's number in the cluster; by default that of its data folder, or the lowest "
+        "that is free.",
+    ),
+    _broker(
+        "advertised.url",
+        Kind.TEXT,
+        "URL at which the other brokers of the cluster reach this one; by default that which it "
+        "listens on.",
+    ),
+    _broker(
+        "broker.zone",
+        Kind.TEXT,
+        "Where the broker stands, as in eu-1b: the cluster spreads over zones.",
+    ),
+    _broker(
+        "heartbeat.interval.ms",
+        (Kind.MS, 50),
+        "How often a broker of a cluster tells the others, by a PUT, that it lives.",
+    ),
+    _broker(
+        "session.timeout.ms",
+        (Kind.MS, 100),
+        "A broker of a cluster whose heartbeat does not change for so long is taken for dead.",
+    ),
+    _broker(
+        "rebalance.interval.ms",
+        (Kind.MS, 0),
+        "How often the brokers of a cluster share out what they lead; 0: only when asked.",
+    ),
+    _broker(
+        "default.replication.factor",
+        (Kind.COUNT, 1, REPLICATION_FACTOR_MAX),
+        "Replicas of each partition of a topic that is created without saying how many; above 1 "
+        "only with --join.",
+    ),
+    _broker(
+        "replica.lag.time.max.ms",
+        (Kind.MS, 100),
+        "A replica that has not caught up with its leader for so long is no longer in sync.",
+    ),
+    _broker(
+        "replica.fetch.wait.max.ms",
+        (Kind.MS, 1, 60_000),
+        "How long a leader that has nothing new lets a replica wait for its answer.",
+    ),
+    _broker(
+        "replica.fetch.max.bytes",
+        (Kind.BYTES, KIB, 2**31 - 1),
+        "Bytes of batches in one answer to a replica; one batch may be larger. A broker has one "
+        "answer of each leader that it follows in memory.",
+    ),
     _serve(
         "insecure.no.auth", Kind.SWITCH, "Listen on any address without tokens: anyone may call."
     ),
@@ -263,7 +268,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "disk.reserve.bytes",
         Kind.BYTES,
         "Free disk space below which cached chunks and local segments that the bucket has are "
-        "deleted; if that is not enough, writes get 507. 5% of the disk by default.",
+        "deleted; if that is not enough, writes get 507. 5% of the disk by default, 1 GiB at most.",
     ),
     _broker(
         "recovery.checkpoint.ms",
@@ -304,7 +309,8 @@ TABLE: Final[tuple[Setting, ...]] = (
     _broker(
         "group.commits.max",
         (Kind.COUNT, 1),
-        "Committed offsets of all groups together, kept in memory; a new one beyond that gets 429.",
+        "Committed offsets of all groups together, kept in memory; a new one beyond that gets 429. "
+        "As many partitions may share groups read.",
     ),
     _broker(
         "group.min.session.timeout.ms",
@@ -323,6 +329,115 @@ TABLE: Final[tuple[Setting, ...]] = (
     ),
     _broker("group.max.size", (Kind.COUNT, 1), "Members of a group; beyond it they are refused."),
     _broker(
+        "group.consumer.session.timeout.ms",
+        (Kind.MS, 1),
+        "After this time without a heartbeat, a member of a consumer group (KIP-848) is removed.",
+    ),
+    _broker(
+        "group.consumer.heartbeat.interval.ms",
+        (Kind.MS, 1),
+        "How often the members of a consumer group are told to send heartbeats.",
+    ),
+    _broker(
+        "group.consumer.max.size",
+        (Kind.COUNT, 1),
+        "Members of a consumer group; beyond it they are refused.",
+    ),
+    _broker(
+        "group.consumer.assignment.interval.ms",
+        Kind.MS,
+        "How long an assignment of a consumer group stands before there is a new one.",
+    ),
+    _broker(
+        "group.consumer.regex.refresh.interval.ms",
+        (Kind.MS, 10_000),
+        "How long what a consumer group's patterns match is taken for known; new topics are "
+        "looked at sooner.",
+    ),
+    _broker(
+        "group.consumer.migration.policy",
+        Kind.MIGRATION,
+        "Which groups change between the classic protocol and that of KIP-848 while they have "
+        "members: bidirectional, upgrade, downgrade or disabled.",
+    ),
+    _broker(
+        "group.share.session.timeout.ms",
+        (Kind.MS, 1),
+        "After this time without a heartbeat, a member of a share group (KIP-932) is removed.",
+    ),
+    _broker(
+        "group.share.heartbeat.interval.ms",
+        (Kind.MS, 1),
+        "How often the members of a share group are told to send heartbeats.",
+    ),
+    _broker(
+        "group.share.max.size",
+        (Kind.COUNT, 1, 1_000),
+        "Members of a share group; beyond it they are refused.",
+    ),
+    _broker(
+        "group.share.assignment.interval.ms",
+        Kind.MS,
+        "How long an assignment of a share group stands before there is a new one.",
+    ),
+    _broker(
+        "group.share.record.lock.duration.ms",
+        (Kind.MS, 1_000, 3_600_000),
+        "How long a record that was given to a member of a share group is kept from the others.",
+    ),
+    _broker(
+        "group.share.min.record.lock.duration.ms",
+        (Kind.MS, 1_000, 30_000),
+        "Least `share.record.lock.duration.ms` of a group.",
+    ),
+    _broker(
+        "group.share.max.record.lock.duration.ms",
+        (Kind.MS, 30_000, 3_600_000),
+        "Largest `share.record.lock.duration.ms` of a group.",
+    ),
+    _broker(
+        "group.share.delivery.count.limit",
+        (Kind.COUNT, 2, 10),
+        "How often a record is given to a member of a share group; then it is given up.",
+    ),
+    _broker(
+        "group.share.min.delivery.count.limit",
+        (Kind.COUNT, 2, 5),
+        "Least `share.delivery.count.limit` of a group.",
+    ),
+    _broker(
+        "group.share.max.delivery.count.limit",
+        (Kind.COUNT, 5, 25),
+        "Largest `share.delivery.count.limit` of a group.",
+    ),
+    _broker(
+        "group.share.partition.max.record.locks",
+        (Kind.COUNT, 100, 10_000),
+        "Records of a partition, from the first that a share group has not done with, that are "
+        "given to its members at a time.",
+    ),
+    _broker(
+        "group.share.min.partition.max.record.locks",
+        (Kind.COUNT, 100, 2_000),
+        "Least `share.partition.max.record.locks` of a group.",
+    ),
+    _broker(
+        "group.share.max.partition.max.record.locks",
+        (Kind.COUNT, 2_000, 10_000),
+        "Largest `share.partition.max.record.locks` of a group.",
+    ),
+    _broker(
+        "share.coordinator.snapshot.update.records.per.snapshot",
+        (Kind.COUNT, 0, 500),
+        "Changes of a share partition that are written before its whole state is written again.",
+    ),
+    _broker(
+        "share.coordinator.state.topic.num.partitions",
+        (Kind.COUNT, 1, 10_000),
+        "Partitions of `__share_group_state` when it is created: 1, or 12 "
+        "in a cluster. One that exists stays as it is.",
+    ),
+    _broker(
         "offset.metadata.max.bytes",
         (Kind.BYTES, 0, 32_767),
         "Largest metadata of a committed offset.",
@@ -330,12 +445,41 @@ TABLE: Final[tuple[Setting, ...]] = (
     _broker(
         "offsets.topic.num.partitions",
         (Kind.COUNT, 1, 10_000),
-        "Partitions of `__consumer_offsets` when it is created; one that exists stays as it is.",
+        "Partitions of `__consumer_offsets` when it is created: 1, or 12 "
+        "in a cluster. One that exists stays as it is.",
+    ),
+    _broker(
+        "offsets.topic.replication.factor",
+        (Kind.COUNT, 1, REPLICATION_FACTOR_MAX),
+        "Replicas of `__consumer_offsets` when it is created; `default.replication.factor` by "
+        "default.",
     ),
     _broker(
         "offsets.retention.minutes",
         (Kind.COUNT, 1),
         "How long a group's offsets are kept once nobody is in it. For ever by default.",
+    ),
+    _broker(
+        "transaction.max.timeout.ms",
+        (Kind.MS, 1),
+        "Longest `transaction.timeout.ms` of a producer, after which its transaction is aborted.",
+    ),
+    _broker(
+        "transactional.id.expiration.ms",
+        (Kind.MS, 1),
+        "How long a transactional id that is not used is remembered.",
+    ),
+    _broker(
+        "transaction.state.log.num.partitions",
+        (Kind.COUNT, 1, 10_000),
+        "Partitions of `__transaction_state` when it is created. Transactions of several ids are "
+        "committed together only within one.",
+    ),
+    _broker(
+        "transaction.state.log.replication.factor",
+        (Kind.COUNT, 1, REPLICATION_FACTOR_MAX),
+        "Replicas of `__transaction_state` when it is created; `default.replication.factor` by "
+        "default.",
     ),
     _price(
         "price.put.per.1000",
@@ -391,6 +535,12 @@ TABLE: Final[tuple[Setting, ...]] = (
         (Kind.COUNT, 1),
         "Requests per second of one token, or of one client address; beyond it 429, and Kafka "
         "clients are throttled. No limit by default.",
+    ),
+    _http(
+        "http.leader.wait.ms",
+        Kind.MS,
+        "In a cluster, how long a call waits while nobody leads what it is about, as during a "
+        "hand-over; then 503.",
     ),
     _http("http.header.max.bytes", (Kind.BYTES, 1024), "Largest request head; beyond it 431."),
     _http(
@@ -481,6 +631,12 @@ TABLE: Final[tuple[Setting, ...]] = (
         (Kind.COUNT, 0),
         "Fetch sessions of Kafka clients; beyond it a Fetch names all its partitions.",
         field="fetch_sessions_max",
+    ),
+    _kafka(
+        "group.share.max.share.sessions",
+        (Kind.COUNT, 1),
+        "Share sessions: members of share groups that read here; others wait and try again.",
+        field="share_sessions_max",
     ),
     _kafka(
         "max.connections",

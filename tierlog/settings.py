@@ -26,7 +26,8 @@ from tierlog.hot_tier.log_config import KEYS_BY_NAME
 from tierlog.object_store.ledger import PriceTable, default_prices
 from tierlog.object_store.s3_connection import S3Options
 from tierlog.record_format.errors import SettingsError, did_you_mean
-from tierlog.setting_table import TABLE, Kind, Part, Setting
+from tierlog.setting_kinds import Kind
+from tierlog.setting_table import TABLE, Part, Setting
 
 log = structlog.get_logger(__name__)
 
@@ -52,6 +53,7 @@ class Settings:
     insecure_no_auth: bool = False
     tls_cert: str | None = None
     tls_key: str | None = None
+    cluster_token_file: str | None = None
     kafka: KafkaSettings = field(default_factory=KafkaSettings)
     kafka_listen: tuple[str, int] | None = None  # None: no Kafka listener
 
@@ -152,6 +154,7 @@ def _compose(values: Mapping[str, object]) -> Settings:
     insecure = bool(serve.get("insecure_no_auth", False))
     prices = dataclasses.replace(default_prices(store.get("url")), **by_part[Part.PRICE])
     broker = BrokerSettings(**by_part[Part.BROKER], prices=prices)
+    _check_replication(broker)
     tokens_file = _tokens_file(serve.get("tokens_file"), broker.data_dir)
     kafka_listen = _kafka_address(serve, "kafka.listen")
     exposed = list(_exposed((host, port), kafka_listen))
@@ -160,6 +163,11 @@ def _compose(values: Mapping[str, object]) -> Settings:
             f"{exposed[0]} is not a loopback address, and would be open to everyone: use "
             "127.0.0.1, create tokens with `tierlog token create`, or give --insecure-no-auth if a "
             "proxy in front controls access"
+        )
+    if broker.cluster_join and tokens_file.exists() and "cluster_token_file" not in serve:
+        raise SettingsError(
+            f"there are tokens in {tokens_file}, and no --cluster-token-file: the brokers of a "
+            "cluster show each other a token of scope cluster"
         )
     if ("tls_cert" in serve) != ("tls_key" in serve):
         raise SettingsError("tls.cert and tls.key must be set together")
@@ -194,9 +202,33 @@ def _compose(values: Mapping[str, object]) -> Settings:
         insecure_no_auth=insecure,
         tls_cert=serve.get("tls_cert"),
         tls_key=serve.get("tls_key"),
+        cluster_token_file=serve.get("cluster_token_file"),
         kafka=kafka,
         kafka_listen=kafka_listen,
     )
+
+
+def _check_replication(broker: BrokerSettings) -> None:
+    """Raises SettingsError."""
+    for name, factor in (
+        ("default.replication.factor", broker.default_replication_factor),
+        ("offsets.topic.replication.factor", broker.offsets_topic_replication_factor),
+        (
+            "transaction.state.log.replication.factor",
+            broker.transaction_state_log_replication_factor,
+        ),
+    ):
+        if (factor or 1) > 1 and not broker.cluster_join:
+            raise SettingsError(
+                f"{name} ({factor}) is above 1, and a broker that is alone has no other for a "
+                "replica: give --join"
+            )
+    if broker.replica_fetch_wait_max_ms > broker.replica_lag_time_max_ms:
+        raise SettingsError(
+            f"replica.fetch.wait.max.ms ({broker.replica_fetch_wait_max_ms}) is above "
+            f"replica.lag.time.max.ms ({broker.replica_lag_time_max_ms}): replicas that wait would "
+            "be taken for slow ones"
+        )
 
 
 def _exposed(listen: tuple[str, int], kafka_listen: tuple[str, int] | None) -> Iterator[str]:

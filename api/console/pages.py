@@ -5,6 +5,8 @@
   at `/#/topics/flights`.
 * The page itself contains no data, so it needs no token; it asks for one and sends it with every
   request for a fragment.
+* In a cluster each page shows what all brokers have (`all_brokers`); a request for a page of one
+  partition is passed on to its leader.
 """
 
 from __future__ import annotations
@@ -16,35 +18,49 @@ from collections.abc import Awaitable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from operator import attrgetter
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
+from urllib.parse import urlencode
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
+from msgspec.structs import replace
 
-from tierlog.api.console import actions, topic_pages
+from tierlog.api.console import actions, broker_pages, topic_pages
+from tierlog.api.console.all_brokers import ALONE, ask_all, own_node, part_response
 from tierlog.api.console.record_browser import RecordsQuery, record_page, time_axis
 from tierlog.api.console.rendering import HEADERS, NOTHING_NEW, fragment, page
 from tierlog.api.console.samples import Sampler, series
 from tierlog.api.console.search import SearchQuery
 from tierlog.api.console.search_pages import DownloadQuery, Searches, record
 from tierlog.api.console.topic_samples import topic_series
+from tierlog.api.console.whole_series import with_others
 from tierlog.api.http.access.scopes import CONSOLE_NAMES
 from tierlog.api.http.admin.groups import group_state
+from tierlog.api.http.admin.operations import whole_storage
 from tierlog.api.http.admin.topics import FromOffset
 from tierlog.api.http.calls import Call, Handler
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.problems import corruption_detail
 from tierlog.api.http.responses import Response, json_response
-from tierlog.api.http.schemas import GroupState
+from tierlog.api.http.schemas import GroupMember, GroupState
 from tierlog.api.http.settings import MAX_OFFSET
 from tierlog.api.http.static_pages import PackagedFiles
 from tierlog.api.serving.grants import Grant
-from tierlog.broker.groups import Groups, OffsetState
+from tierlog.broker.broker import Broker
+from tierlog.broker.groups import OffsetState
 from tierlog.broker.partition import Partition
 from tierlog.broker.reports import StorageReport
+from tierlog.broker.topics import Topic
 from tierlog.object_store.ledger import FREE, PriceTable
-from tierlog.record_format.errors import CorruptDataError, TierlogError, UnknownGroup
+from tierlog.record_format.errors import (
+    ELSEWHERE,
+    CorruptDataError,
+    LeaderUnknown,
+    NotLeader,
+    TierlogError,
+    UnknownGroup,
+)
 
 _STATIC: Final = PackagedFiles("tierlog.api.console", "static", CONSOLE_NAMES, HEADERS)
 _FILES: Final = Call(
@@ -58,6 +74,7 @@ _DEFAULT_HOSTS: Final = ("127.0.0.1:8640", "localhost:8640")
 _TOPIC: Final = "/console/topics/{topic}"
 _PARTITION: Final = _TOPIC + "/partitions/{partition}"
 GROUPS_SHOWN: Final = 200
+ROWS_SHOWN: Final = 20  # of a group
 GROUP_KEYS: Final = {field: attrgetter(field) for field in ("name", "lag")}
 TROUBLES_SHOWN: Final = 5  # a broker that was replaced has one per partition
 PageNumber = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -99,20 +116,44 @@ class SamplesQuery(msgspec.Struct, forbid_unknown_fields=True):
     after_ms: Annotated[int, Meta(ge=0)] = 0
 
 
-class GroupLine(NamedTuple):
-    """`offsets`: in topics visible to the token, by falling lag. `readers`: the client id of the
-    member that reads a partition, by topic and partition.
-    """
+class GroupRow(msgspec.Struct, frozen=True):
+    """A partition of a group: what is committed, if anything is, and which member reads it."""
 
-    name: str
-    offsets: list[OffsetState]
-    state: str
-    members: int
-    readers: dict[tuple[str, int], str]
+    topic: str
+    partition: int
+    committed: OffsetState | None
+    reader: GroupMember | None
 
     @property
     def lag(self) -> int:
-        return sum(one.lag for one in self.offsets)
+        return 0 if self.committed is None else max(0, self.committed.lag)
+
+    @property
+    def reader_name(self) -> str:
+        """Its instance, or as much of its id (client id and uuid) as tells it from others."""
+        if self.reader is None:
+            return ""
+        return self.reader.instance_id or self.reader.member_id[: len(self.reader.client_id) + 9]
+
+
+class GroupLine(msgspec.Struct, frozen=True):
+    """`rows`: of topics visible to the token, by falling lag; `more`: how many others there are.
+    `lag`: of all whose leader is known.
+    """
+
+    name: str
+    rows: list[GroupRow]
+    more: int
+    lag: int
+    state: str
+    members: int
+
+
+class FactsPart(msgspec.Struct, frozen=True):
+    """What a broker says of itself. `troubles`: of its partitions, or of its store."""
+
+    report: StorageReport
+    troubles: list[str]
 
 
 class Console:
@@ -141,6 +182,9 @@ class Console:
             "/console/topics": (topics, TopicsQuery),
             "/console/groups": (groups, GroupsQuery),
             "/console/store": (store, None),
+            "/console/brokers": (self.brokers, None),
+            "/console/balance": (broker_pages.balance_page, None),
+            "/console/drain": (broker_pages.drain_page, broker_pages.DrainQuery),
             "/console/create": (actions.create_page, None),
             "/console/numbers": (actions.numbers, actions.NumbersQuery),
             "/console/group": (actions.group_page, actions.GroupQuery),
@@ -153,6 +197,7 @@ class Console:
             _TOPIC + "/produce": (actions.produce_page, None),
             _TOPIC + "/settings": (actions.settings_page, None),
             _TOPIC + "/storage": (actions.storage_page, None),
+            _PARTITION + "/leader": (broker_pages.move_page, broker_pages.MoveQuery),
             _PARTITION + "/records": (records, RecordsQuery),
             _PARTITION + "/records/{offset}": (record, None),
             _PARTITION + "/segments": (segments, SegmentsQuery),
@@ -167,30 +212,54 @@ class Console:
 
     async def overview(self, context: Context, exchange: Exchange) -> Response:
         query = exchange.query(TopicsQuery)
-        listed = await _listed(context, exchange, query)
+        address = f"/console/topics?{urlencode(msgspec.to_builtins(query))}"
+        listed = _listed(context, exchange, query, address)
         facts: dict[str, Any] = {"report": None}
-        if not exchange.grant.topics:
-            facts = await self._facts(context)
-        return fragment("overview.html", **facts, **listed, **_server_flag(exchange))
+        if exchange.grant.topics:
+            shown = await listed
+        else:
+            shown, facts = await asyncio.gather(listed, self._facts(context, exchange))
+        return fragment("overview.html", **facts, **shown, **_server_flag(exchange))
 
-    async def summary(self, context: Context, _: Exchange) -> Response:
-        return fragment("summary.html", **await self._facts(context))
+    async def summary(self, context: Context, exchange: Exchange) -> Response:
+        if exchange.is_forwarded:
+            return part_response(await self._own_facts(context))
+        return fragment("summary.html", **await self._facts(context, exchange))
 
-    async def samples(self, _: Context, exchange: Exchange) -> Response:
-        query = exchange.query(SamplesQuery)
-        return json_response(series(self._sampler.samples, after_ms=query.after_ms))
+    async def samples(self, context: Context, exchange: Exchange) -> Response:
+        after_ms = exchange.query(SamplesQuery).after_ms
+        own = series(self._sampler.samples, after_ms=after_ms)
+        return json_response(await with_others(context, exchange, own, after_ms=after_ms))
 
     async def topic_samples(self, context: Context, exchange: Exchange) -> Response:
-        query, topic = exchange.query(SamplesQuery), context.broker.topic(exchange.topic)
-        samples = self._sampler.topics.look_at(topic.record.name)
-        return json_response(topic_series(samples, after_ms=query.after_ms))
+        after_ms = exchange.query(SamplesQuery).after_ms
+        samples = self._sampler.topics.look_at(context.broker.topic(exchange.topic).record.name)
+        own = topic_series(samples, after_ms=after_ms)
+        return json_response(await with_others(context, exchange, own, after_ms=after_ms))
 
-    async def _facts(self, context: Context) -> dict[str, Any]:
+    async def brokers(self, context: Context, exchange: Exchange) -> Response:
+        return await broker_pages.brokers(context, exchange, self._sampler)
+
+    async def _own_facts(self, context: Context) -> FactsPart:
         """As of the last sample, so that showing the page does not sum up all partitions."""
         report = self._sampler.report or await self._sampler.take()
         reasons, degraded = await context.read(context.broker.readiness)
         troubles = [context.shorten_paths(one) for one in (*reasons, *degraded)]
+        return FactsPart(replace(report, topics=[]), troubles)
+
+    async def _facts(self, context: Context, exchange: Exchange) -> dict[str, Any]:
+        own = await self._own_facts(context)
+        asked = await ask_all(context, exchange, FactsPart, target="/console/summary")
+        parts = sorted({own_node(context): own, **asked.found}.items())
+        report = whole_storage([one.report for _, one in parts])
+        troubles = [
+            _by_broker(node_id, trouble) for node_id, one in parts for trouble in one.troubles
+        ]
         return {"report": report, "hit_rate": _hit_rate(report), **_troubles(troubles)}
+
+
+def _by_broker(node_id: int, trouble: str) -> str:
+    return trouble if node_id == ALONE else f"Broker {node_id}: {trouble}"
 
 
 def _troubles(troubles: list[str]) -> dict[str, Any]:
@@ -198,28 +267,37 @@ def _troubles(troubles: list[str]) -> dict[str, Any]:
     return {"troubles": troubles[:TROUBLES_SHOWN], "more_troubles": more}
 
 
-async def shell(_: Context, __: Exchange) -> Response:
-    return page("shell.html")
+async def shell(context: Context, _: Exchange) -> Response:
+    return page("shell.html", in_cluster=context.broker.cluster is not None)
 
 
 async def topics(context: Context, exchange: Exchange) -> Response:
     query = exchange.query(TopicsQuery)
+    if exchange.is_forwarded:
+        wanted = partial(topic_pages.topic_parts, sort=query.sort, page=query.page)
+        found = partial(_visible_topics, context, exchange.grant)
+        return part_response(
+            await context.read(lambda: wanted(found(), wanted=query.filter.strip()))
+        )
     return fragment(
         "topics.html", **await _listed(context, exchange, query), **_server_flag(exchange)
     )
 
 
-async def _listed(context: Context, exchange: Exchange, query: TopicsQuery) -> dict[str, Any]:
-    """A page of the topics visible to the token."""
+async def _listed(
+    context: Context, exchange: Exchange, query: TopicsQuery, address: str = ""
+) -> dict[str, Any]:
+    """A page of the topics visible to the token. `address`: where the others' parts are."""
+    asked = await ask_all(context, exchange, list[topic_pages.TopicPart], target=address)
 
     def found() -> tuple[topic_pages.TopicPage, int]:
-        live = [
-            topic
-            for topic in topic_pages.live_topics(context.broker)
-            if exchange.grant.sees_topic(topic.record.name)
-        ]
+        live = _visible_topics(context, exchange.grant)
+        others = [one for part in asked.found.values() for one in part]
         wanted, sort = query.filter.strip(), query.sort
-        return topic_pages.topic_page(live, wanted=wanted, sort=sort, page=query.page), len(live)
+        page = topic_pages.topic_page(
+            live, wanted=wanted, sort=sort, page=query.page, others=others
+        )
+        return page, len(live)
 
     shown, count = await context.read(found)
     return {
@@ -227,8 +305,14 @@ async def _listed(context: Context, exchange: Exchange, query: TopicsQuery) -> d
         "topic_count": count,
         "filter": query.filter,
         "sort": query.sort,
+        "silent": asked.silent,
         "create_refusal": actions.refusal(exchange.grant, "POST", "/v1/topics"),
     }
+
+
+def _visible_topics(context: Context, grant: Grant) -> list[Topic]:
+    found = topic_pages.live_topics(context.broker)
+    return [topic for topic in found if grant.sees_topic(topic.record.name)]
 
 
 def _server_flag(exchange: Exchange) -> dict[str, Any]:
@@ -242,44 +326,77 @@ def _server_flag(exchange: Exchange) -> dict[str, Any]:
 
 async def groups(context: Context, exchange: Exchange) -> Response:
     sort = exchange.query(GroupsQuery).sort
-    found = await context.read(_group_lines, context.broker.groups, exchange.grant, sort=sort)
+    own = await context.read(_group_lines, context.broker, exchange.grant, sort=sort)
+    if exchange.is_forwarded:
+        return part_response(own)
+    asked = await ask_all(context, exchange, list[GroupLine])
+    every = [*own, *(one for part in asked.found.values() for one in part)]
+    found = topic_pages.sorted_by(sort, every, GROUP_KEYS)[: GROUPS_SHOWN + 1]
     return fragment(
-        "groups.html", groups=found, sort=sort, shown_max=GROUPS_SHOWN, **_server_flag(exchange)
+        "groups.html",
+        groups=found,
+        sort=sort,
+        shown_max=GROUPS_SHOWN,
+        silent=asked.silent,
+        **_server_flag(exchange),
     )
 
 
-def _group_lines(groups: Groups, grant: Grant, *, sort: str) -> list[GroupLine]:
+def _group_lines(broker: Broker, grant: Grant, *, sort: str) -> list[GroupLine]:
     """At most GROUPS_SHOWN, plus one to indicate that there are more."""
-    lines = list(_lines(groups, grant))
+    lines = list(_lines(broker, grant))
     ordered = lines if sort == "name" else topic_pages.sorted_by(sort, lines, GROUP_KEYS)
     return list(islice(ordered, GROUPS_SHOWN + 1))
 
 
-def _lines(groups: Groups, grant: Grant) -> Iterator[GroupLine]:
-    for name in groups.names():
-        with contextlib.suppress(UnknownGroup):  # deleted meanwhile, or of others
-            yield _group_line(group_state(groups, grant, name))
+def _lines(broker: Broker, grant: Grant) -> Iterator[GroupLine]:
+    for name in broker.groups.names():
+        with contextlib.suppress(UnknownGroup, *ELSEWHERE):  # deleted meanwhile, or of others
+            yield _group_line(group_state(broker, grant, name))
 
 
 def _group_line(found: GroupState) -> GroupLine:
     readers = {
-        (row.topic, partition): member.client_id
+        (row.topic, partition): member
         for member in found.members
         for row in member.assignment
         for partition in row.partitions
     }
-    offsets = sorted(found.offsets, key=lambda one: (-one.lag, one.topic, one.partition))
-    return GroupLine(found.group, offsets, found.state, len(found.members), readers)
+    committed = {(one.topic, one.partition): one for one in found.offsets}
+    rows = [
+        GroupRow(*place, committed.get(place), readers.get(place))
+        for place in sorted(committed.keys() | readers.keys())
+    ]
+    rows.sort(key=lambda row: -row.lag)
+    return GroupLine(
+        name=found.group,
+        rows=rows[:ROWS_SHOWN],
+        more=max(0, len(rows) - ROWS_SHOWN),
+        lag=sum(row.lag for row in rows),
+        state=found.state,
+        members=len(found.members),
+    )
 
 
-async def store(context: Context, _: Exchange) -> Response:
+async def store(context: Context, exchange: Exchange) -> Response:
     report = await context.read(context.broker.storage_report)
-    prices = context.broker.settings.prices
     bucket = context.broker.bucket
+    trouble = bucket.store_status.trouble if bucket else None
+    own = FactsPart(replace(report, topics=[]), [trouble] if trouble else [])
+    if exchange.is_forwarded:
+        return part_response(own)
+    asked = await ask_all(context, exchange, FactsPart)
+    parts = sorted({own_node(context): own, **asked.found}.items())
+    report = whole_storage([one.report for _, one in parts])
+    prices = context.broker.settings.prices
     return fragment(
         "store.html",
         report=report,
-        trouble=bucket.store_status.trouble if bucket else None,
+        troubles=[
+            _by_broker(node_id, trouble) for node_id, one in parts for trouble in one.troubles
+        ],
+        silent=asked.silent,
+        in_cluster=context.broker.cluster is not None,
         hit_rate=_hit_rate(report),
         a_month=report.cold_bytes / 1e9 * prices.stored_per_gb_month,
         priced=priced_by(prices),
@@ -302,20 +419,36 @@ def _hit_rate(report: StorageReport) -> float | None:
 
 
 async def topic(context: Context, exchange: Exchange) -> Response:
-    query = exchange.query(TopicQuery)
-    found = context.broker.topic(exchange.topic)
-    drawn = await context.read(topic_pages.partition_page, found, sort=query.sort, page=query.page)
+    query, found = exchange.query(TopicQuery), context.broker.topic(exchange.topic)
+    own = topic_pages.PartitionParts(
+        await context.read(topic_pages.partition_parts, found, sort=query.sort, page=query.page),
+        {number: _why(context, one.reason) for number, one in found.damaged.items()},
+    )
+    if exchange.is_forwarded:
+        return part_response(own)
+    asked = await ask_all(context, exchange, topic_pages.PartitionParts)
+    parts = {own_node(context): own, **asked.found}
+    damaged = {n: why for one in parts.values() for n, why in one.damaged.items()}
+    drawn = topic_pages.partition_page(
+        found,
+        {node_id: one.partitions for node_id, one in parts.items()},
+        {**_unled(context, found), **{n: topic_pages.damaged_line(n) for n in damaged}},
+        sort=query.sort,
+        page=query.page,
+    )
     return fragment(
         "topic.html",
         name=found.record.name,
         topic_id=found.record.topic_id,
         partitions=drawn,
         sort=query.sort,
+        silent=asked.silent,
+        in_cluster=found.is_shared,
+        may_move=not actions.refusal(
+            exchange.grant, "POST", "/v1/topics/{topic}/partitions/{partition}/leader"
+        ),
         **_troubles(
-            [
-                f"Partition {number}: {_why(context, one.reason)}"
-                for number, one in found.damaged.items()
-            ]
+            [f"Partition {number}: {why}" for number, why in damaged.items()]
             + [
                 f"Partition {line.number}: {context.shorten_paths(line.trouble.reason)}"
                 for line in drawn.lines
@@ -323,8 +456,33 @@ async def topic(context: Context, exchange: Exchange) -> Response:
             ]
         ),
         overrides=found.config.overrides,
-        effective=found.config.effective(),
+        effective=found.effective_config(),
     )
+
+
+def _unled(context: Context, topic: Topic) -> dict[int, topic_pages.BareLine]:
+    """Why nobody leads a partition, as far as is known here."""
+    found = {}
+    for number in topic.numbers:
+        try:
+            topic.partition(number)
+        except NotLeader as error:
+            reason = f"broker {error.node_id} leads it, and does not answer"
+            found[number] = topic_pages.unled_line(number, reason)
+        except LeaderUnknown as error:
+            found[number] = topic_pages.unled_line(
+                number, _gone(context, topic, number) or str(error)
+            )
+        except TierlogError:
+            continue  # damaged
+    return found
+
+
+def _gone(context: Context, topic: Topic, number: int) -> str:
+    cluster = context.broker.cluster
+    place = (topic.record.topic_id, number)
+    last = None if cluster is None else cluster.leaders.find_gone_leader(place)
+    return "" if last is None else f"broker {last.node_id}, which led it, is down"
 
 
 def _why(context: Context, reason: TierlogError) -> str:

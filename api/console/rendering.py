@@ -21,7 +21,7 @@ from tierlog.api.http.problems import HeaderList
 from tierlog.api.http.responses import NO_STORE, Response
 from tierlog.hot_tier.config_words import in_words
 from tierlog.hot_tier.log_config import ConfigKey
-from tierlog.record_format.units import rough_duration
+from tierlog.record_format.units import dollars, rough_duration
 
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -118,16 +118,6 @@ def moment(timestamp: int | None) -> str:
 def object_moment(modified_ms: int) -> str:
     """When an object was written, without milliseconds if the store reports none, as S3."""
     return moment(modified_ms).replace(".000Z", "Z")
-
-
-def dollars(amount: float) -> str:
-    """To the cent; smaller amounts with more digits."""
-    if amount >= 0.995 or not amount:
-        return f"${amount:,.2f}"
-    if amount < 0.000_001:
-        return "under $0.000001"
-    digits = 6 if amount < 0.000_1 else 4 if amount < 0.01 else 2
-    return f"${amount:.{digits}f}"
 
 
 def choices_of(key: ConfigKey) -> tuple[str, ...]:

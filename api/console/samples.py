@@ -19,7 +19,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 import structlog
-from prometheus_client import Counter
 
 from tierlog.api.console.rates import RING, new_pairs, rate
 from tierlog.api.console.topic_pages import live_topics
@@ -40,7 +39,9 @@ _PAUSE_FACTOR: Final = 99  # the least pause between samples, as a multiple of t
 
 
 class Sample(NamedTuple):
-    """Totals since the start, and what is stored now."""
+    """Totals since the start, and what is stored now. `sent_bytes`: what was fetched over HTTP, and
+    all that was sent to Kafka clients.
+    """
 
     at_ms: int
     produced_bytes: float
@@ -49,6 +50,7 @@ class Sample(NamedTuple):
     cold_fetched_bytes: float
     lag_bytes: int
     lag_ms: int
+    sent_bytes: float = 0
 
 
 class Series(msgspec.Struct):
@@ -111,8 +113,9 @@ class Sampler:
         report, of_topics, self._worked_s = await self._context.read(measure)
         fetched = dict(metrics.requests.fetched_bytes)
         hot = fetched.pop("hot", 0)
+        cold = sum(fetched.values())
         self.report = report
-        self.topics.add(of_topics)
+        self.topics.add_samples(of_topics)
         for gone in metrics.requests.read_records.keys() - of_topics.keys():
             del metrics.requests.read_records[gone], metrics.requests.read_bytes[gone]
         while self.samples and self.samples[-1].at_ms > now_ms:
@@ -120,12 +123,13 @@ class Sampler:
         self.samples.append(
             Sample(
                 at_ms=now_ms,
-                produced_bytes=total(metrics.produced_bytes),
-                produced_records=total(metrics.produced_records),
+                produced_bytes=sum(one.produced_bytes for one in of_topics.values()),
+                produced_records=sum(one.produced_records for one in of_topics.values()),
                 hot_fetched_bytes=hot,
-                cold_fetched_bytes=sum(fetched.values()),
+                cold_fetched_bytes=cold,
                 lag_bytes=report.offload_lag_bytes,
                 lag_ms=report.offload_lag_ms,
+                sent_bytes=hot + cold + self._context.kafka_counts.sent_bytes,
             )
         )
         return report
@@ -152,13 +156,3 @@ class Sampler:
             self._lags = lags_of(self._context.broker.groups.all_groups())
         worked_s = time.thread_time() - started
         self._lags_due_s = time.monotonic() + worked_s * _PAUSE_FACTOR
-
-
-def total(counter: Counter) -> float:
-    """The sum over all labels."""
-    return sum(
-        sample.value
-        for family in counter.collect()
-        for sample in family.samples
-        if sample.name.endswith("_total")
-    )

@@ -10,6 +10,8 @@ another, or from the newest, all at the same time (`search_backward`).
 * With a range of times, segments that lie outside of it by the manifest or the log are not read.
   Records are in the order of their offsets, so one may come earlier than the one before it.
 * A partition that cannot be read is reported, and the next one is searched.
+* In a cluster a broker searches what it leads. A search of one partition goes to its leader; one of
+  all says what it left out.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing, closing
 from functools import partial
 from itertools import accumulate
@@ -44,7 +46,7 @@ from tierlog.broker.partition import Partition
 from tierlog.broker.segment_listing import peek_segments
 from tierlog.broker.topics import Topic
 from tierlog.record_format.decode import Columns
-from tierlog.record_format.errors import InvalidRequest, OffsetTrimmed, TierlogError
+from tierlog.record_format.errors import InvalidRequest, NotLeader, OffsetTrimmed, TierlogError
 from tierlog.record_format.units import in_utc
 
 T = TypeVar("T")
@@ -213,6 +215,8 @@ class SearchRun:
         chosen = topic.numbers if search.partition is None else [search.partition]
         first, last = max(search.after, default=-1), min(search.until, default=MAX_OFFSET)
         self._numbers = [number for number in chosen if first <= number <= last]
+        elsewhere = _led_elsewhere(topic, self._numbers)
+        self._numbers = [one for one in self._numbers if one not in elsewhere]
         spans = [_span(topic.partitions.get(number)) for number in self._numbers]
         before = accumulate((end - start for start, end in spans), initial=0)
         # What to add to an offset of a partition: how far the search has come.
@@ -221,7 +225,9 @@ class SearchRun:
             for number, passed, (start, _) in zip(self._numbers, before, spans, strict=False)
         }
         in_all = sum(end - start for start, end in spans)
-        self.progress = Progress(Place(max(first, 0), 0), offsets_in_all=in_all)
+        self.progress = Progress(
+            Place(max(first, 0), 0), offsets_in_all=in_all, troubles=_left_out(elsewhere)
+        )
 
     @property
     def place(self) -> str:
@@ -264,22 +270,26 @@ class SearchRun:
         known_to = MAX_OFFSET if self._search.wanted.times is None else offset
         while offset < end_offset and self._spent is None:
             self._stand_at(number, offset)
-            began_s = time.monotonic()
             try:
                 if offset >= known_to:
                     offset, known_to = await self._run(partial(self._find, partition, offset))
                     continue
-                async with self._context.decoding.for_page(PIECE_EXPANDED_BYTES):
-                    most = self._search.limit - self.progress.found
-                    left = part._replace(start_offset=offset)
-                    piece = await self._run(partial(look_through, left, self._search.wanted, most))
+                left = part._replace(start_offset=offset)
+                piece, rest_s = await self._look(left, self._search.limit - self.progress.found)
             except OffsetTrimmed:  # retention was faster
-                offset = max(offset, partition.offsets().log_start_offset)
+                offset = max(offset, partition.log_start_offset)
                 continue
-            offset, looked_s = piece.place.offset, time.monotonic() - began_s
+            offset = piece.place.offset
             yield piece
-            await asyncio.sleep(looked_s)  # half of the time is for all others alone
+            await asyncio.sleep(rest_s)
         self._stand_at(number, min(offset, end_offset))
+
+    async def _look(self, here: Range, most: int) -> tuple[Piece, float]:
+        """The next piece, and how long to rest after it: half of the time is for all others."""
+        began_s = time.monotonic()
+        async with self._context.decoding.for_page(PIECE_EXPANDED_BYTES):
+            piece = await self._run(partial(look_through, here, self._search.wanted, most))
+        return piece, time.monotonic() - began_s
 
     async def _run(self, call: Callable[[], T]) -> T:
         return await self._context.run_in(self._context.workers.searchers, call)
@@ -329,6 +339,29 @@ class Range(NamedTuple):
     partition: Partition
     start_offset: int
     end_offset: int
+
+
+def _led_elsewhere(topic: Topic, numbers: Iterable[int]) -> dict[int, NotLeader]:
+    found = {}
+    for number in numbers:
+        try:
+            topic.partition(number)
+        except NotLeader as error:
+            found[number] = error
+        except TierlogError:
+            continue  # reported in its turn
+    return found
+
+
+def _left_out(elsewhere: Mapping[int, NotLeader]) -> list[str]:
+    by_leader: dict[tuple[int, str], list[str]] = {}
+    for number, error in elsewhere.items():
+        by_leader.setdefault((error.node_id, error.url), []).append(str(number))
+    return [
+        f"Not searched here: partition {', '.join(numbers)}, led by broker {node_id}. Choose one "
+        f"of them above, or search in the console of that broker: {url}"
+        for (node_id, url), numbers in sorted(by_leader.items())
+    ]
 
 
 def _span(partition: Partition | None) -> tuple[int, int]:

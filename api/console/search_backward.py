@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
@@ -28,7 +27,6 @@ from tierlog.api.console.search import (
     Range,
     Search,
     SearchRun,
-    look_through,
 )
 from tierlog.api.http.context import Context
 from tierlog.api.http.settings import MAX_OFFSET
@@ -106,7 +104,7 @@ class BackwardRun(SearchRun):
                     async for piece in looked:
                         yield piece
             except OffsetTrimmed:  # retention was faster
-                start = left[number].partition.offsets().log_start_offset
+                start = left[number].partition.log_start_offset
                 left[number].start_offset = max(left[number].start_offset, start)
             except TierlogError as error:
                 self._add_trouble(number, error)
@@ -180,7 +178,10 @@ class BackwardRun(SearchRun):
         while offset < end_offset:
             if pieces and self._spent is not None:
                 return
-            piece = await self._look(Range(part.partition, offset, end_offset))
+            here = Range(part.partition, offset, end_offset)
+            piece, rest_s = await self._look(here, MAX_OFFSET)
+            self._count_reading(piece)
+            await asyncio.sleep(rest_s)
             pieces.append(piece)
             kept_bytes += _size_of(piece)
             if kept_bytes > KEPT_BYTES and end_offset - start > 1:
@@ -195,14 +196,6 @@ class BackwardRun(SearchRun):
         part.waiting.extend(_newest_first(pieces))
         part.end_offset = start
         part.since_ms = min(part.since_ms, pieces[0].first_ms or 0)
-
-    async def _look(self, here: Range) -> Piece:
-        began_s = time.monotonic()
-        async with self._context.decoding.for_page(PIECE_EXPANDED_BYTES):
-            piece = await self._run(partial(look_through, here, self._search.wanted, MAX_OFFSET))
-        self._count_reading(piece)
-        await asyncio.sleep(time.monotonic() - began_s)  # half of the time is for all others
-        return piece
 
     def _newest_span(self, part: _Part) -> _Span | None:
         """The newest segment that may have wanted records below the end of what is left."""

@@ -127,8 +127,12 @@ class Searches:
         return StreamResponse(headers, self._file(context, exchange, run, file))
 
     def _begin(self, context: Context, topic: Topic, search: Search) -> SearchRun:
-        """A search is under way for as long as something refers to it."""
+        """A search is under way for as long as something refers to it. Raises NotLeader for one of
+        a partition that another broker leads, to which it is passed on.
+        """
         settings = context.settings
+        if search.partition is not None:
+            topic.check_led_here(search.partition)
         if len(self._runs) >= settings.searches_max:
             raise Throttled(f"{len(self._runs)} searches are under way already; try again")
         budget = Budget(settings.search_max_bytes, settings.search_max_ms / 1000)

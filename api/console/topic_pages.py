@@ -3,6 +3,8 @@ scale: one lane for the disk, one for the bucket. May wait for disk or bucket: r
 
 * Bounded: a page of topics, of partitions, of segments, of versions; never all of them. Only to
   sort topics or partitions by a figure, it is computed for all of them.
+* In a cluster each broker has a part of a topic, and of a topic's line: `topic_parts` and
+  `partition_parts` are what one of them says, and pages are made of what all say.
 * An offset in both tiers is in both lanes. An axis is `WIDTH` units wide, whatever the offsets.
 * An extent is never narrower than `LEAST_WIDTH`, even for one record among billions, and never
   reaches beyond the axis.
@@ -19,11 +21,15 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
+import msgspec
+from msgspec.structs import replace
+
 from tierlog.api.http.admin.topics import first_page
+from tierlog.api.http.splitting import added
 from tierlog.broker.broker import Broker
 from tierlog.broker.groups import lag_of
 from tierlog.broker.partition import Partition
-from tierlog.broker.segment_listing import SegmentState, TierSizes, peek_segments, tier_sizes
+from tierlog.broker.segment_listing import SegmentState, peek_segments, tier_sizes
 from tierlog.broker.topics import Topic
 from tierlog.hot_tier.log_state import Offsets
 from tierlog.manifest.state import Manifest
@@ -32,12 +38,13 @@ from tierlog.record_format.errors import UnknownTopic
 from tierlog.record_format.segment_entry import SegmentEntry
 
 T = TypeVar("T")
-Numbered: TypeAlias = tuple[int, Partition | None]  # None: damaged
+Numbered: TypeAlias = tuple[int, "PartitionPart | None"]  # None: it has no figures
 TOPICS_A_PAGE: Final = 50
 PARTITIONS_A_PAGE: Final = 50
 SEGMENTS_A_PAGE: Final = 100
 VERSIONS_SHOWN: Final = 50
 LANES: Final = 4  # partitions drawn in a topic's line
+NO_LEADER: Final = "without a leader"
 
 
 class Trouble(NamedTuple):
@@ -47,18 +54,78 @@ class Trouble(NamedTuple):
     reason: str
 
 
-class PartitionLine(NamedTuple):
+class Sizes(NamedTuple):
+    """As in TierSizes."""
+
+    hot_bytes: int
+    cold_bytes: int
+    segments: int
+    offload_lag_bytes: int
+
+
+class Places(NamedTuple):
+    """The offsets in each tier. Without a bucket, `bucket_end_offset` is the log start."""
+
+    log_start_offset: int
+    local_log_start_offset: int
+    log_end_offset: int
+    bucket_end_offset: int
+    gaps: Sequence[tuple[int, int]] = ()
+
+    def written(self) -> Iterable[tuple[int, int]]:
+        """The log's ranges between the gaps; some may be empty."""
+        return _without(self.log_start_offset, self.log_end_offset, self.gaps)
+
+
+class PartitionPart(NamedTuple):
+    """A partition, as its leader says."""
+
     number: int
     offsets: Offsets
-    sizes: TierSizes
-    map: TierMap
+    sizes: Sizes
+    places: Places
     trouble: Trouble | None
 
 
-class DamagedLine(NamedTuple):
-    """A partition that has no figures; `Topic.damaged` says why."""
+class PartitionParts(msgspec.Struct):
+    """What a broker has of a topic's partitions. `damaged`: those that it cannot serve, and why."""
+
+    partitions: list[PartitionPart]
+    damaged: dict[int, str]
+
+
+class TopicPart(msgspec.Struct):
+    """What a broker has of a topic. `served`: of how many partitions. `marks`: why others are not
+    served, and how many. `places`: of the first.
+    """
+
+    name: str
+    served: int
+    marks: dict[str, int]
+    offset_count: int
+    hot_bytes: int
+    cold_bytes: int
+    lag_bytes: int
+    places: dict[int, Places]
+
+
+class PartitionLine(NamedTuple):
+    """`leader`: its node id, in a cluster."""
 
     number: int
+    offsets: Offsets
+    sizes: Sizes
+    map: TierMap
+    trouble: Trouble | None
+    leader: int = -1
+
+
+class BareLine(NamedTuple):
+    """A partition that has no figures, and why: it is damaged, or nobody leads it."""
+
+    number: int
+    mark: str
+    reason: str
 
 
 class TopicLine(NamedTuple):
@@ -88,7 +155,7 @@ class TopicPage(NamedTuple):
 
 class PartitionPage(NamedTuple):
     axis: Axis
-    lines: list[PartitionLine | DamagedLine]
+    lines: list[PartitionLine | BareLine]
     page: int
     pages: int
 
@@ -115,17 +182,56 @@ class ManifestPage(NamedTuple):
     changes: list[str]
 
 
-def topic_page(topics: Sequence[Topic], *, wanted: str, sort: str, page: int) -> TopicPage:
-    """A page of the topics whose names contain `wanted`, ignoring case; `topics` are in the order
-    of their names.
+def topic_parts(topics: Sequence[Topic], *, wanted: str, sort: str, page: int) -> list[TopicPart]:
+    """What this broker has of the topics that such a page may show."""
+    found = _matching(topics, wanted, sort)
+    if _is_known(sort):
+        found = _page_of(found, page, size=TOPICS_A_PAGE)[0]
+    return [_topic_part(topic) for topic in found]
 
-    `sort`: a key of TOPIC_KEYS, with a minus for descending. Equal topics stay in the given order.
+
+def topic_page(
+    topics: Sequence[Topic],
+    *,
+    wanted: str,
+    sort: str,
+    page: int,
+    others: Iterable[TopicPart] = (),
+) -> TopicPage:
+    """A page of the topics whose names contain `wanted`, ignoring case; `topics` are in the order
+    of their names. `others`: what the other brokers have of them.
+
+    `sort`: one of TOPIC_KEYS, with a minus for descending. Equal topics stay in the given order.
     """
+    parts: dict[str, list[TopicPart]] = {}
+    for part in others:
+        parts.setdefault(part.name, []).append(part)
+
+    def whole(topic: Topic) -> TopicPart:
+        return _whole(topic, [_topic_part(topic), *parts.get(topic.record.name, ())])
+
+    matching = _matching(topics, wanted, sort)
+    if _is_known(sort):
+        shown, page, pages = _page_of(matching, page, size=TOPICS_A_PAGE)
+        lines = [_topic_line(topic, whole(topic)) for topic in shown]
+    else:
+        both = [(topic, whole(topic)) for topic in matching]
+        figure = _FIGURES[sort.removeprefix("-")]
+        both.sort(key=lambda one: figure(one[1]), reverse=sort.startswith("-"))
+        those, page, pages = _page_of(both, page, size=TOPICS_A_PAGE)
+        lines = [_topic_line(*one) for one in those]
+    return TopicPage(lines, len(matching), page, pages)
+
+
+def _matching(topics: Sequence[Topic], wanted: str, sort: str) -> Sequence[Topic]:
+    """Sorted if they can be without anybody's figures."""
     wanted = wanted.casefold()
-    matching = (topic for topic in topics if wanted in topic.record.name.casefold())
-    found = sorted_by(sort, matching, TOPIC_KEYS)
-    shown, page, pages = _page_of(found, page, size=TOPICS_A_PAGE)
-    return TopicPage([_topic_line(topic) for topic in shown], len(found), page, pages)
+    found = [topic for topic in topics if wanted in topic.record.name.casefold()]
+    return sorted_by(sort, found, _KNOWN) if _is_known(sort) else found
+
+
+def _is_known(sort: str) -> bool:
+    return sort.removeprefix("-") in _KNOWN
 
 
 def sorted_by(sort: str, items: Iterable[T], keys: Mapping[str, Callable[[T], Any]]) -> list[T]:
@@ -140,31 +246,51 @@ def _page_of(items: Sequence[T], page: int, *, size: int) -> tuple[Sequence[T], 
     return items[(page - 1) * size : page * size], page, pages
 
 
-def _topic_line(topic: Topic) -> TopicLine:
+def _topic_part(topic: Topic) -> TopicPart:
     partitions = list(topic.partitions.values())
     sizes = [tier_sizes(partition) for partition in partitions]
-    drawn = {
-        number: _places(partition) for number, partition in islice(topic.partitions.items(), LANES)
-    }
-    axis = axis_of(drawn.values())
-    return TopicLine(
+    marks = Counter({"damaged": len(topic.damaged)})
+    marks.update(one.mark for one in map(trouble_of, partitions) if one)
+    return TopicPart(
         name=topic.record.name,
-        partitions=_partition_count(topic),
-        marks=_marks(topic),
+        served=len(partitions),
+        marks=+marks,
         offset_count=_offset_count(topic),
-        is_compacted=topic.config.compacts,
         hot_bytes=sum(size.hot_bytes for size in sizes),
         cold_bytes=sum(size.cold_bytes for size in sizes),
         lag_bytes=sum(size.offload_lag_bytes for size in sizes),
-        maps={number: tier_map(places, axis) for number, places in drawn.items()},
-        more=len(partitions) - len(drawn),
+        places={
+            number: _places(partition)
+            for number, partition in islice(topic.partitions.items(), LANES)
+        },
     )
 
 
-def _marks(topic: Topic) -> list[tuple[str, int]]:
-    found = Counter({"damaged": len(topic.damaged)})
-    found.update(one.mark for one in map(trouble_of, topic.partitions.values()) if one)
-    return [(mark, count) for mark, count in found.items() if count]
+def _whole(topic: Topic, parts: Sequence[TopicPart]) -> TopicPart:
+    """Of all brokers that answered; the rest of its partitions nobody leads, as far as is known."""
+    if len(parts) == 1 and not topic.is_shared:
+        return parts[0]
+    whole = added(*parts)
+    marks = sum((Counter(one.marks) for one in parts), Counter[str]())
+    marks[NO_LEADER] = len(topic.numbers) - whole.served - marks["damaged"]
+    places = sorted(one for part in parts for one in part.places.items())
+    return replace(whole, marks=+marks, places=dict(places[:LANES]))
+
+
+def _topic_line(topic: Topic, part: TopicPart) -> TopicLine:
+    axis, count = axis_of(part.places.values()), len(topic.numbers)
+    return TopicLine(
+        name=topic.record.name,
+        partitions=count,
+        marks=list(part.marks.items()),
+        offset_count=part.offset_count,
+        is_compacted=topic.config.compacts,
+        hot_bytes=part.hot_bytes,
+        cold_bytes=part.cold_bytes,
+        lag_bytes=part.lag_bytes,
+        maps={number: tier_map(places, axis) for number, places in part.places.items()},
+        more=count - len(part.places),
+    )
 
 
 def trouble_of(partition: Partition) -> Trouble | None:
@@ -175,10 +301,6 @@ def trouble_of(partition: Partition) -> Trouble | None:
     return None
 
 
-def _partition_count(topic: Topic) -> int:
-    return len(topic.partitions) + len(topic.damaged)
-
-
 def _offset_count(topic: Topic) -> int:
     def count(partition: Partition) -> int:
         now = partition.offsets()
@@ -187,60 +309,110 @@ def _offset_count(topic: Topic) -> int:
     return sum(map(count, topic.partitions.values()))
 
 
-def _size(field: str) -> Callable[[Topic], int]:
-    """A sum of a field of TierSizes over a topic's partitions."""
-    of = attrgetter(field)
-    return lambda topic: sum(of(tier_sizes(one)) for one in topic.partitions.values())
-
-
-TOPIC_KEYS: Final[Mapping[str, Callable[[Topic], Any]]] = {
+# What a broker knows without the others, and the rest.
+_KNOWN: Final[Mapping[str, Callable[[Topic], Any]]] = {
     "name": lambda topic: topic.record.name,
-    "partitions": _partition_count,
-    "records": _offset_count,
-    "hot": _size("hot_bytes"),
-    "cold": _size("cold_bytes"),
-    "lag": _size("offload_lag_bytes"),
+    "partitions": lambda topic: len(topic.numbers),
 }
+_FIGURES: Final[Mapping[str, Callable[[TopicPart], int]]] = {
+    "records": attrgetter("offset_count"),
+    "hot": attrgetter("hot_bytes"),
+    "cold": attrgetter("cold_bytes"),
+    "lag": attrgetter("lag_bytes"),
+}
+TOPIC_KEYS: Final = (*_KNOWN, *_FIGURES)
 
 
-def _figure(of: Callable[[Partition], int]) -> Callable[[Numbered], int]:
+def _figure(name: str) -> Callable[[Numbered], int]:
+    of = attrgetter(name)
     return lambda item: of(item[1]) if item[1] else -1
 
 
 PARTITION_KEYS: Final[Mapping[str, Callable[[Numbered], int]]] = {
     "partition": lambda item: item[0],
-    "start": _figure(lambda one: one.offsets().log_start_offset),
-    "local": _figure(lambda one: one.offsets().local_log_start_offset),
-    "watermark": _figure(lambda one: one.offsets().high_watermark),
-    "hot": _figure(lambda one: tier_sizes(one).hot_bytes),
-    "cold": _figure(lambda one: tier_sizes(one).cold_bytes),
-    "lag": _figure(lambda one: tier_sizes(one).offload_lag_bytes),
-    "segments": _figure(lambda one: tier_sizes(one).segments),
+    "start": _figure("offsets.log_start_offset"),
+    "local": _figure("offsets.local_log_start_offset"),
+    "watermark": _figure("offsets.high_watermark"),
+    "hot": _figure("sizes.hot_bytes"),
+    "cold": _figure("sizes.cold_bytes"),
+    "lag": _figure("sizes.offload_lag_bytes"),
+    "segments": _figure("sizes.segments"),
 }
 
 
-def partition_page(topic: Topic, *, sort: str, page: int) -> PartitionPage:
-    """`sort`: a key of PARTITION_KEYS, with a minus for descending."""
-    every: dict[int, Partition | None] = dict.fromkeys(topic.damaged) | topic.partitions
-    ordered = sorted_by(sort, sorted(every.items()), PARTITION_KEYS)
-    shown, page, pages = _page_of(ordered, page, size=PARTITIONS_A_PAGE)
-    axis = axis_of(_places(partition) for _, partition in shown if partition)
+def partition_parts(topic: Topic, *, sort: str, page: int) -> list[PartitionPart]:
+    """What this broker has of the partitions that such a page may show."""
+    wanted = set(topic.numbers)
+    if sort.removeprefix("-") == "partition":
+        in_order = sorted(wanted, reverse=sort.startswith("-"))
+        wanted = set(_page_of(in_order, page, size=PARTITIONS_A_PAGE)[0])
+    return [_partition_part(one) for n, one in topic.partitions.items() if n in wanted]
+
+
+def partition_page(
+    topic: Topic,
+    parts: Mapping[int, Iterable[PartitionPart]],
+    bare: Mapping[int, BareLine],
+    *,
+    sort: str,
+    page: int,
+) -> PartitionPage:
+    """`parts`: what each broker has, by node id. `bare`: those without
+    figures. `sort`: a key of PARTITION_KEYS, with a minus for descending.
+    """
+    led: dict[int, tuple[PartitionPart, int]] = {}
+    for node_id, those in parts.items():
+        for one in those:  # a partition that has just moved may be twice here
+            before = led.get(one.number)
+            if before is None or before[0].offsets.leader_epoch < one.offsets.leader_epoch:
+                led[one.number] = one, node_id
+    every: list[Numbered] = [(n, led[n][0] if n in led else None) for n in topic.numbers]
+    shown, page, pages = _page_of(
+        sorted_by(sort, every, PARTITION_KEYS), page, size=PARTITIONS_A_PAGE
+    )
+    axis = axis_of(part.places for _, part in shown if part)
     lines = [
-        partition_line(partition, axis) if partition else DamagedLine(number)
-        for number, partition in shown
+        _partition_line(part, axis, led[number][1])
+        if part
+        else bare.get(number) or unled_line(number, "it is being handed over")
+        for number, part in shown
     ]
     return PartitionPage(axis, lines, page, pages)
 
 
-def partition_line(partition: Partition, axis: Axis | None = None) -> PartitionLine:
-    """A partition's line, on its own axis if none is given."""
-    places = _places(partition)
-    return PartitionLine(
+def damaged_line(number: int) -> BareLine:
+    return BareLine(number, "damaged", "not served")
+
+
+def unled_line(number: int, reason: str) -> BareLine:
+    return BareLine(number, NO_LEADER, reason)
+
+
+def partition_line(partition: Partition) -> PartitionLine:
+    """A partition's line, on its own axis."""
+    part = _partition_part(partition)
+    return _partition_line(part, axis_of([part.places]))
+
+
+def _partition_part(partition: Partition) -> PartitionPart:
+    sizes = tier_sizes(partition)
+    return PartitionPart(
         number=partition.number,
         offsets=partition.offsets(),
-        sizes=tier_sizes(partition),
-        map=tier_map(places, axis_of([places]) if axis is None else axis),
+        sizes=Sizes._make(getattr(sizes, field) for field in Sizes._fields),
+        places=_places(partition),
         trouble=trouble_of(partition),
+    )
+
+
+def _partition_line(part: PartitionPart, axis: Axis, leader: int = -1) -> PartitionLine:
+    return PartitionLine(
+        number=part.number,
+        offsets=part.offsets,
+        sizes=part.sizes,
+        map=tier_map(part.places, axis),
+        trouble=part.trouble,
+        leader=leader,
     )
 
 
@@ -371,20 +543,6 @@ class Axis(NamedTuple):
     def _length_to(self, offset: int) -> int:
         left_out = sum(max(0, min(b, offset) - a) for a, b in self.left_out)
         return offset - self.start_offset - left_out
-
-
-class Places(NamedTuple):
-    """The offsets in each tier. Without a bucket, `bucket_end_offset` is the log start."""
-
-    log_start_offset: int
-    local_log_start_offset: int
-    log_end_offset: int
-    bucket_end_offset: int
-    gaps: Sequence[tuple[int, int]] = ()
-
-    def written(self) -> Iterable[tuple[int, int]]:
-        """The log's ranges between the gaps; some may be empty."""
-        return _without(self.log_start_offset, self.log_end_offset, self.gaps)
 
 
 class TierMap(NamedTuple):

@@ -3,7 +3,8 @@
 * Bounded: `TOPICS` rings of `RING` samples, eight bytes a number. A topic gets one when something
   is produced to it or read from it, or when its charts are looked at; then the one that was not in
   use for longest goes.
-* What was produced is what its logs grew by: a produce pays nothing for its chart.
+* What was produced is what its logs grew by since they were opened: a produce pays nothing for its
+  chart, and a partition that another broker hands over is no peak in it.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class TopicRing:
         width = len(TopicSample._fields)
         return TopicSample(*self._numbers[-width:]) if self._numbers else None
 
-    def add(self, sample: TopicSample) -> None:
+    def add_sample(self, sample: TopicSample) -> None:
         if (last := self.last) is not None and last.at_ms > sample.at_ms:
             del self._numbers[:]  # the clock was set back
         self._numbers.extend(sample)
@@ -107,14 +108,14 @@ class TopicRings:
         self._rings: OrderedDict[str, TopicRing] = OrderedDict()
         self._before: Mapping[str, TopicSample] = {}
 
-    def add(self, samples: Mapping[str, TopicSample]) -> None:
+    def add_samples(self, samples: Mapping[str, TopicSample]) -> None:
         """A sample of every topic; those that are gone lose their rings."""
         for topic, sample in samples.items():
             before = self._before.get(topic, sample)
             if (before.produced_records, before.read_records) != sample[1:3]:
                 self._use(topic)
             if (ring := self._rings.get(topic)) is not None:
-                ring.add(sample)
+                ring.add_sample(sample)
         for topic in self._rings.keys() - samples.keys():
             del self._rings[topic]
         self._before = samples
@@ -127,7 +128,7 @@ class TopicRings:
         if ring is None:
             ring = self._rings[topic] = TopicRing()
             if topic in self._before:
-                ring.add(self._before[topic])
+                ring.add_sample(self._before[topic])
         self._rings.move_to_end(topic)
         if len(self._rings) > self._most:
             self._rings.popitem(last=False)
@@ -142,13 +143,13 @@ def sample_topics(
     at_ms: int,
     read: Read,
 ) -> dict[str, TopicSample]:
-    logs = {one.record.name: [part.log for part in one.partitions.values()] for one in topics}
+    parts = {one.record.name: list(one.partitions.values()) for one in topics}
     return {
         one.topic: TopicSample(
             at_ms=at_ms,
-            produced_records=sum(log.log_end_offset for log in logs.get(one.topic, ())),
+            produced_records=sum(part.appended_records for part in parts.get(one.topic, ())),
             read_records=read.records.get(one.topic, 0),
-            produced_bytes=sum(log.appended_bytes for log in logs.get(one.topic, ())),
+            produced_bytes=sum(part.appended_bytes for part in parts.get(one.topic, ())),
             read_bytes=read.size_bytes.get(one.topic, 0),
             hot_bytes=one.hot_bytes,
             cold_bytes=one.cold_bytes,

@@ -4,6 +4,7 @@
   as soon as too much has arrived; a compressed one is refused before it has fully expanded.
 * The total size of bodies in memory is limited: beyond `inflight_max_bytes` a request is refused
   with 429, and its body is not read.
+* A large body that another broker is to have goes there as it arrives.
 * A client that sends nothing for `body_idle_timeout_ms` is disconnected, and so is one that sends a
   byte at a time: the average must be at least `body_rate_min` bytes per second.
 """
@@ -19,7 +20,7 @@ from typing import Final, Protocol
 
 import zstandard
 
-from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.exchange import Exchange, KeptBody
 from tierlog.api.http.memory_limits import InflightBytes
 from tierlog.api.http.problems import StalledBody
 from tierlog.api.http.settings import HttpSettings
@@ -39,6 +40,8 @@ _uninitialized: Final = ctypes.pythonapi.PyByteArray_FromStringAndSize
 _uninitialized.restype = ctypes.py_object
 _uninitialized.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
 _MEMBERS_MAX: Final = 10_000
+STREAMED_FROM_BYTES: Final = 256 << 10  # what is less has usually arrived already
+KEPT_MAX_BYTES: Final = 8 << 20
 _WINDOW_MAX: Final = 128 << 20
 
 
@@ -68,11 +71,15 @@ async def received_body(
     *,
     limit: int | None = None,
 ) -> AsyncIterator[bytes | bytearray]:
-    """The body as it was sent. Its bytes count as in flight until the block is left.
+    """The body as it was sent. Its bytes count as in flight until the block is left; if the
+    exchange keeps it, until that ends.
 
     `limit` is `body_max_bytes` unless given. Raises RequestTooLarge, Throttled, TooManyOpenFiles,
     StalledBody, ClientDisconnected.
     """
+    if exchange.kept is not None:
+        yield exchange.kept.body
+        return
     limit = settings.body_max_bytes if limit is None else limit
     content_length = _content_length(exchange, limit)
     reservation = _Reservation(inflight, content_length)
@@ -85,9 +92,87 @@ async def received_body(
         else:
             body = await _receive_parts(exchange, part, reservation, pace, more=more, limit=limit)
         assert content_length in (0, len(body)), "the server enforces Content-Length"
+        if exchange.keeps_body:
+            exchange.kept = KeptBody(body, reservation.release)
         yield body
     finally:
-        reservation.release()
+        if exchange.kept is None:
+            reservation.release()
+
+
+class BodyOnItsWay:
+    """A large body that goes to another broker as it arrives: its parts, once. What was received
+    is kept so that it can be given back, and counts as in flight, until it is more than
+    `KEPT_MAX_BYTES`; then the exchange is spent.
+
+    `on_end` is called when all of it was received. Raises as `received_body` does.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        settings: HttpSettings,
+        inflight: InflightBytes,
+        *,
+        size_bytes: int,
+        on_end: Callable[[], None],
+    ) -> None:
+        self._reservation = _Reservation(inflight, min(size_bytes, KEPT_MAX_BYTES))
+        self._exchange, self._settings, self._on_end = exchange, settings, on_end
+        self.size_bytes = size_bytes
+        self._kept: list[bytes | bytearray] = []
+        self._received, self._more = 0, True
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        pace = _Pace(self._settings)
+        while self._more:
+            part, self._more = await _next_part(self._exchange, pace)
+            self._received += len(part)
+            self._keep(part)
+            if self._more:
+                pace.check(self._received)
+            yield bytes(part)
+        self._on_end()
+
+    def _keep(self, part: bytes | bytearray) -> None:
+        if self._received > KEPT_MAX_BYTES:
+            self._exchange.is_spent = True
+            self._kept.clear()
+        else:
+            self._kept.append(part)
+
+    def give_back(self) -> None:
+        """Unless the exchange is spent."""
+        if self._received and not self._exchange.is_spent:
+            self._exchange.give_back(b"".join(self._kept), more=self._more)
+
+    def release(self) -> None:
+        self._kept.clear()
+        self._reservation.release()
+
+
+@asynccontextmanager
+async def body_to_pass_on(
+    exchange: Exchange,
+    settings: HttpSettings,
+    inflight: InflightBytes,
+    *,
+    on_end: Callable[[], None],
+) -> AsyncIterator[bytes | bytearray | BodyOnItsWay]:
+    """The body of a call that goes to another broker: whole if it is small, or of unknown length.
+    `on_end` is called when all of it was received.
+    """
+    size_bytes = _content_length(exchange, settings.body_max_bytes)
+    if exchange.kept is None and size_bytes > STREAMED_FROM_BYTES:
+        body = BodyOnItsWay(exchange, settings, inflight, size_bytes=size_bytes, on_end=on_end)
+        try:
+            yield body
+        finally:
+            body.release()
+        return
+    async with received_body(exchange, settings, inflight) as whole:
+        on_end()
+        yield whole
 
 
 async def _receive_direct(

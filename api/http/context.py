@@ -15,7 +15,7 @@ import types
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import Any, Final, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar
 
 from tierlog.api.http.access.check import Access
 from tierlog.api.http.exchange import Exchange, record_time
@@ -29,10 +29,13 @@ from tierlog.api.serving.kafka_counts import KafkaCounts
 from tierlog.api.serving.waiting_requests import WaitingRequests
 from tierlog.api.serving.workers import Workers, call_on_loop, close_late
 from tierlog.broker.broker import Broker
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition import Readable
 from tierlog.broker.segment_listing import SegmentBytes
 from tierlog.broker.tiered_reads import Fetched
 from tierlog.host.waiting import Wait, WouldBlock
+
+if TYPE_CHECKING:
+    from tierlog.api.http.gateway import Gateway
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -76,6 +79,7 @@ class Context:
         self.unsent = UnsentResponses(broker.settings.data_dir, readers, self.inflight)
         self.access = Access(settings, self.workers.parsers)
         self.immediate = ImmediateHandlers()
+        self.gateway: Gateway | None = None  # in a cluster
         self._register_metrics()
 
     def _register_metrics(self) -> None:
@@ -96,13 +100,13 @@ class Context:
         """Run a call that may wait for the bucket."""
         return await self._timed(self.workers.cold_readers, partial(call, *args, **kwargs))
 
-    async def read_batches(self, partition: Partition, offset: int, query: ReadQuery) -> Fetched:
+    async def read_batches(self, partition: Readable, offset: int, query: ReadQuery) -> Fetched:
         """Read the partition's batches from `offset` on."""
         call = partial(partition.read, offset, max_bytes=query.max_bytes, committed=query.committed)
         return await self.read_partition(partition, offset, call)
 
     async def read_partition(
-        self, partition: Partition, offset: int, call: ImmediateCall[InTier]
+        self, partition: Readable, offset: int, call: ImmediateCall[InTier]
     ) -> InTier:
         """Make the call here if everything is in memory, otherwise in a thread of the tier that
         holds this offset.
@@ -116,7 +120,7 @@ class Context:
         record_time("broker" if found.tier == "hot" else "store", began_s)
         return found
 
-    async def read_at(self, partition: Partition, offset: int, call: Callable[[], T]) -> T:
+    async def read_at(self, partition: Readable, offset: int, call: Callable[[], T]) -> T:
         """Run a call that may wait for the tier that holds this offset."""
         return await self._timed(self.workers.threads_for(partition, offset), call)
 

@@ -76,13 +76,15 @@ class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
     """No parameters, or no members."""
 
 
-async def json_body(context: Context, exchange: Exchange, kind: type[T]) -> T:
-    """Read and decode a small JSON body. Raises InvalidRequest, UnsupportedMediaType, and what
-    `bodies.received_body` does.
+async def json_body(
+    context: Context, exchange: Exchange, kind: type[T], *, limit: int | None = None
+) -> T:
+    """Read and decode a JSON body of at most `limit` bytes; by default it is a small one. Raises
+    InvalidRequest, UnsupportedMediaType, and what `bodies.received_body` does.
     """
     _check_is_json(exchange)
     encoding = header_values.content_encoding(exchange.header(b"content-encoding"))
-    limit = context.settings.control_body_max_bytes
+    limit = context.settings.control_body_max_bytes if limit is None else limit
     async with bodies.received_body(
         exchange, context.settings, context.inflight, limit=limit
     ) as body:

@@ -3,6 +3,7 @@
 * Every path is looked up here, as it was sent. Calls that carry no records then go through FastAPI;
   those that carry records do not: its dependency injection costs several times as much as a small
   fetch.
+* In a cluster, a call that another broker has to carry out is passed on (`gateway`).
 * Whatever a handler raises becomes a problem document, here and nowhere else.
 * Each response carries `X-Request-Id`: the client's if it is a plain token, otherwise a new one.
 * Authentication, routing and handlers that need not wait run without a task. If the protocol can
@@ -19,8 +20,9 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import inf
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 from fastapi import FastAPI, Request
@@ -49,7 +51,16 @@ from tierlog.api.protocol.service import (
     Scope,
 )
 from tierlog.host.file_slice import FileSlice, close_all
-from tierlog.record_format.errors import FILE_LIMIT_ERRNOS, TierlogError, TooManyOpenFiles
+from tierlog.record_format.errors import (
+    FILE_LIMIT_ERRNOS,
+    WILL_PASS,
+    LeaderUnknown,
+    TierlogError,
+    TooManyOpenFiles,
+)
+
+if TYPE_CHECKING:
+    from tierlog.api.http.gateway import Gateway
 
 log = structlog.get_logger(__name__)
 
@@ -168,6 +179,8 @@ class TierlogApp(FastAPI):
                 exchange, call, *self.context.immediate.begin(call.handler(self.context, exchange))
             )
         except Exception as error:  # noqa: BLE001
+            if isinstance(error, WILL_PASS) and self._gateway_of(exchange) is not None:
+                return StartedRequest(exchange, call)  # begun again in the task
             # Handled here: a stored exception would keep alive the frames that it passed through.
             with bound_contextvars(request_id=exchange.request_id):
                 return StartedRequest(exchange, response=self._problem(exchange, call, error))
@@ -188,6 +201,7 @@ class TierlogApp(FastAPI):
             if response is not None:
                 response.close()
             self.context.unsent.release(exchange)
+            exchange.release_body()
             metrics.in_progress.dec()
             self._finish(exchange, status)
 
@@ -206,10 +220,13 @@ class TierlogApp(FastAPI):
         try:
             if response is None:
                 assert call is not None, "a path without a call has its response already"
-                if call.handler is not None:
-                    response = await (started.rest or call.handler(self.context, exchange))
+                exchange.keeps_body = not (self.context.gateway is None or exchange.is_forwarded)
+                gateway = self._gateway_of(exchange)
+                if gateway is None:
+                    response = await self._carry_out(started, call)
                 else:
-                    response = await self._through_fastapi(exchange, call)
+                    here = partial(self._carry_out, started, call)
+                    response = await gateway.carry_out(exchange, call, here)
             return await self.context.unsent.admit(exchange, response)
         except ClientDisconnected:
             raise
@@ -220,6 +237,16 @@ class TierlogApp(FastAPI):
             return self._problem(exchange, call, late)
         except Exception as error:  # noqa: BLE001
             return self._problem(exchange, call, error)
+
+    def _gateway_of(self, exchange: Exchange) -> Gateway | None:
+        gateway = self.context.gateway
+        return None if gateway is None or exchange.is_direct else gateway
+
+    async def _carry_out(self, started: StartedRequest, call: Call) -> AnyResponse:
+        if call.handler is None:
+            return await self._through_fastapi(started.exchange, call)
+        rest, started.rest = started.rest, None
+        return await (rest or call.handler(self.context, started.exchange))
 
     async def _through_fastapi(self, exchange: Exchange, call: Call) -> Response:
         """The response of FastAPI: its middleware, dependencies, route and exception handlers. It
@@ -242,6 +269,8 @@ class TierlogApp(FastAPI):
     async def _refuse(self, request: Request, error: Exception) -> FastApiResponse:
         """FastAPI's exception handler."""
         scope = request.scope
+        if isinstance(error, WILL_PASS) and self._gateway_of(scope[EXCHANGE]) is not None:
+            raise error
         status, headers, body = self._problem(scope[EXCHANGE], scope[CALL], error)
         shown = {name.decode(): value.decode("latin-1") for name, value in headers}
         return FastApiResponse(body, status, shown)
@@ -276,7 +305,7 @@ class TierlogApp(FastAPI):
             self._log_no_descriptor(error)
         problem = self.context.problem(exchange, error, writing=writing)
         self.context.metrics.errors.labels(problem.code).inc()
-        if problem.status >= 500:
+        if problem.status >= 500 and not isinstance(error, LeaderUnknown):  # of the cluster
             self._log(exchange, error, problem.code)
         return Response(problem.status, problem.headers, problem.body())
 

@@ -21,6 +21,8 @@ from tierlog.api.serving.grants import NOBODY, Grant
 from tierlog.record_format.errors import FieldProblem, InvalidRequest, UnknownPartition
 
 T = TypeVar("T")
+FORWARDED: Final = b"tierlog-forwarded"  # by the broker with this node id
+_ROUTE: Final = b"tierlog-route"
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -81,11 +83,22 @@ class UnsentBytes(NamedTuple):
     disk_bytes: int = 0
 
 
+class KeptBody(NamedTuple):
+    """`release`: its bytes count as in flight until then."""
+
+    body: bytes | bytearray
+    release: Callable[[], None]
+
+
 class Exchange:
     __slots__ = (
+        "_given_back",
         "_headers",
         "grant",
         "head_sent",
+        "is_spent",
+        "keeps_body",
+        "kept",
         "method",
         "params",
         "receive",
@@ -115,6 +128,10 @@ class Exchange:
         self.timings = Timings()
         _TIMINGS.set(self.timings)
         self.unsent = UnsentBytes()
+        self.keeps_body = False  # once received, until the end: it may be sent to another broker
+        self.kept: KeptBody | None = None
+        self._given_back: tuple[bytes, bool] | None = None
+        self.is_spent = False  # of its body a part was received that nobody has any more
 
     def header(self, name: bytes) -> str | None:
         value = self._headers.get(name)
@@ -145,6 +162,21 @@ class Exchange:
             raise missing(value)
         return value
 
+    @property
+    def is_forwarded(self) -> bool:
+        """By another broker of the cluster: to be carried out here, or nowhere."""
+        return FORWARDED in self._headers
+
+    @property
+    def is_direct(self) -> bool:
+        """The client follows the leaders itself (`Tierlog-Route: direct`), or is a broker."""
+        return self.is_forwarded or self.header(_ROUTE) == "direct"
+
+    def release_body(self) -> None:
+        if self.kept is not None:
+            self.kept.release()
+            self.kept = None
+
     async def wait_for_disconnect(self) -> None:
         """Return once the client has closed the connection, or its sending side. Call after the
         request's body was read.
@@ -154,8 +186,11 @@ class Exchange:
 
     async def next_body_part(self, *, timeout_s: float) -> tuple[bytes | bytearray, bool]:
         """(bytes, whether more follow). Raises TimeoutError, ClientDisconnected."""
-        direct = self.direct_body
+        given, self._given_back = self._given_back, None
+        direct = self.direct_body if given is None or given[1] else None
         buffered = None if direct is None else direct.take_buffered_body()
+        if given is not None:
+            return (given[0] + buffered[0], buffered[1]) if buffered is not None else given
         if buffered is not None:
             return buffered
         async with asyncio.timeout(timeout_s):
@@ -163,6 +198,10 @@ class Exchange:
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
         return message.get("body", b""), message.get("more_body", False)
+
+    def give_back(self, part: bytes, *, more: bool) -> None:
+        """The body's beginning: `next_body_part` returns it again. `more`: the rest is to come."""
+        self._given_back = part, more
 
     @property
     def direct_body(self) -> DirectBody | None:

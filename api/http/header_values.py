@@ -22,6 +22,7 @@ JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
 OCTETS: Final = "application/octet-stream"
 BATCHES: Final = "application/vnd.apache.kafka.recordbatch.v2"
+REPLICA_FETCH: Final = "application/vnd.tierlog.replica-fetch"
 EVENTS: Final = "text/event-stream"
 ENCODINGS: Final = ("gzip", "zstd")
 _TEXT: Final = (JSON, NDJSON)
@@ -112,7 +113,7 @@ def _quality(media_type: str, ranges: Sequence[tuple[str, float]]) -> float:
 
 def content_encoding(header: str | None) -> str:
     """One of ENCODINGS, or an empty string. Raises UnsupportedMediaType."""
-    names = [name.strip().lower() for name in (header or "").split(",")]
+    names = [name.strip(" \t").lower() for name in (header or "").split(",")]
     names = ["gzip" if name == "x-gzip" else name for name in names if name not in ("", "identity")]
     if not names:
         return ""

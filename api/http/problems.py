@@ -21,7 +21,7 @@ import msgspec
 
 from tierlog.api.protocol.messages import HeaderTooLarge
 from tierlog.record_format import errors
-from tierlog.record_format.errors import RequestError, ShuttingDown
+from tierlog.record_format.errors import RequestError, ShuttingDown, TierlogError
 
 MEDIA_TYPE: Final = "application/problem+json"
 TYPE_PREFIX: Final = "urn:tierlog:problem:"
@@ -98,6 +98,21 @@ class AppendedInPart(Exception):
     def __init__(self, cause: Exception, *, results: Sequence[object]) -> None:
         super().__init__(str(cause))
         self.cause, self.results = cause, list(results)
+
+
+class PeerProblem(TierlogError):
+    """Another broker of the cluster refused its part of a call, with this problem document."""
+
+    def __init__(
+        self, status: int, document: Mapping[str, object], headers: HeaderList | None = None
+    ) -> None:
+        super().__init__(str(document.get("detail", "")))
+        self.status, self.document, self.headers = status, document, headers
+
+    @property
+    def kind(self) -> Kind:
+        code, title = (str(self.document.get(name, "")) for name in ("code", "title"))
+        return Kind(self.status, code, title)
 
 
 class AbortedByShutdown(ShuttingDown):
@@ -187,6 +202,12 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     errors.InvalidTopicName: Kind(
         400, "invalid-topic-name", "The topic name is not valid", _errors
     ),
+    errors.InvalidReplicationFactor: Kind(
+        400, "invalid-replication-factor", "The replication factor is not valid", _errors
+    ),
+    errors.InvalidReplicaAssignment: Kind(
+        400, "invalid-replica-assignment", "The replicas are not valid", _errors
+    ),
     errors.InvalidBatch: Kind(400, "corrupt-batch", "A record batch is corrupt", _take("position")),
     StalledBody: Kind(400, "invalid-request", "The body did not arrive", _no_errors),
     Unauthorized: Kind(401, "unauthorized", "No valid token"),
@@ -200,6 +221,10 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     errors.GroupRefused: Kind(
         409, "group-refused", "The group's coordinator refuses it", _take("reason")
     ),
+    errors.UnknownTransaction: Kind(404, "unknown-transaction", "No such transactional id"),
+    errors.TransactionRefused: Kind(
+        409, "transaction-refused", "The transaction's coordinator refuses it", _take("reason")
+    ),
     errors.UnknownManifestVersion: Kind(
         404, "unknown-manifest-version", "No such manifest version"
     ),
@@ -210,6 +235,9 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     errors.PinExists: Kind(409, "pin-exists", "The pin already exists"),
     errors.OutOfOrderSequence: Kind(409, "out-of-order-sequence", "The sequence leaves a gap"),
     errors.ProducerFenced: Kind(409, "producer-fenced", "The producer has a newer epoch"),
+    errors.UnknownBroker: Kind(404, "unknown-broker", "No such broker"),
+    errors.BrokerInUse: Kind(409, "broker-in-use", "The broker is in use"),
+    errors.NotInCluster: Kind(409, "not-in-cluster", "This broker is alone"),
     errors.InvalidPartitionCount: Kind(
         409, "invalid-partition-count", "Partitions can only be added"
     ),
@@ -231,6 +259,9 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     RangeNotSatisfiable: Kind(
         416, "range-not-satisfiable", "Outside the segment", _take("size_bytes")
     ),
+    errors.NotLeader: Kind(
+        421, "not-leader", "Another broker leads it", _take("leader", "leader_epoch")
+    ),
     HeaderTooLarge: Kind(431, "header-too-large", "The request head is too large", _SIZES),
     errors.Throttled: Kind(429, "throttled", "Too many requests"),
     errors.CorruptDataError: Kind(500, "corrupt-log", "A local file fails its check", _local_file),
@@ -246,10 +277,30 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     errors.RetriableError: Kind(503, "store-unavailable", "Try again later"),
     errors.StoreUnavailable: Kind(503, "store-unavailable", "The object store does not respond"),
     errors.OutcomeUnknownError: Kind(503, "store-unavailable", "The store did not confirm a write"),
+    errors.ConcurrentTransactions: Kind(
+        503, "concurrent-transactions", "The last transaction is still being ended"
+    ),
     errors.ConfigurationError: Kind(
         503, "store-unavailable", "The object store refuses this broker"
     ),
     errors.LogOfflineError: Kind(503, "log-offline", "The local disk failed under this log"),
+    errors.LeaderUnknown: Kind(503, "leader-unknown", "No broker is known to lead it"),
+    errors.NotEnoughReplicas: Kind(
+        503, "not-enough-replicas", "Too few replicas are in sync for a write"
+    ),
+    errors.NotReplicated: Kind(
+        503, "not-enough-replicas", "Too few replicas are in sync to commit a write"
+    ),
+    errors.WatermarkUnknown: Kind(
+        503, "watermark-unknown", "The new leader does not know the high watermark yet"
+    ),
+    errors.LeaderChanged: Kind(
+        503, "leader-changed", "Another broker leads it before the write was committed"
+    ),
+    errors.PeerUnavailable: Kind(503, "broker-unavailable", "Another broker does not answer"),
+    errors.PeerAnswerLost: Kind(
+        503, "broker-unavailable", "Another broker did not confirm a write"
+    ),
     errors.Starting: Kind(503, "starting", "The broker is starting"),
     errors.ShuttingDown: Kind(503, "shutting-down", "The broker is shutting down"),
     errors.DiskFull: Kind(507, "disk-full", "The disk is full"),
@@ -288,7 +339,7 @@ def to_problem(
     """
     in_part = error if isinstance(error, AppendedInPart) else None
     error = error if in_part is None else in_part.cause
-    kind = kind_of(error)
+    kind = error.kind if isinstance(error, PeerProblem) else kind_of(error)
     document: dict[str, object] = {
         "type": TYPE_PREFIX + kind.code,
         "title": kind.title,
@@ -296,6 +347,8 @@ def to_problem(
         "detail": _detail(error, kind, shorten),
         "code": kind.code,
     }
+    if isinstance(error, PeerProblem):
+        document.update(error.document)
     if kind.members is not None:
         document.update(kind.members(error))
     if kind.members is _object_key and document["object_key"]:
@@ -335,6 +388,8 @@ def corruption_detail(error: errors.CorruptDataError) -> str:
 
 
 def _headers(error: Exception, kind: Kind) -> HeaderList:
+    if isinstance(error, PeerProblem) and error.headers is not None:
+        return error.headers
     headers: HeaderList = [(b"content-type", MEDIA_TYPE.encode()), (b"cache-control", b"no-store")]
     if kind.status in NEEDS_RETRY_AFTER:
         seconds = max(1, math.ceil(getattr(error, "retry_after_s", 1.0)))

@@ -9,9 +9,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing, closing
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -19,7 +19,7 @@ from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.problems import HeaderList
 from tierlog.api.protocol.asgi_cycle import SEND_FILE
 from tierlog.api.protocol.messages import BODILESS
-from tierlog.host.file_slice import FileSlice, OpenFile, close_all
+from tierlog.host.file_slice import FileSlice, close_all
 
 SMALL_BYTES: Final = 256 << 10  # most of this fits into the socket's send buffer
 JSON: Final = (b"content-type", b"application/json")
@@ -57,6 +57,22 @@ class FileResponse(NamedTuple):
         close_all(self.slices)
 
 
+class FramedResponse(NamedTuple):
+    """A body that begins with bytes in memory, and goes on in files."""
+
+    status: int
+    headers: HeaderList
+    prefix: bytes
+    slices: tuple[FileSlice, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.prefix) + sum([piece.size_bytes for piece in self.slices])
+
+    def close(self) -> None:
+        close_all(self.slices)
+
+
 class WindowedResponse(NamedTuple):
     """A body in files whose slices become available one by one, `size_bytes` in all: `ready` is
     there already, and whoever takes one from `slices` closes it.
@@ -72,19 +88,34 @@ class WindowedResponse(NamedTuple):
         close_all(self.ready)
 
 
+class Closeable(Protocol):
+    def close(self) -> None: ...
+
+
+class Parts(Protocol):
+    """An iterator that is closed also if it was never begun."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+    def aclose(self) -> Awaitable[None]: ...
+
+
 class StreamResponse(NamedTuple):
-    """A body of unknown length. The next part is requested once the last one is in the socket."""
+    """A body in parts. The next one is requested once the last one is in the socket. `size_bytes`:
+    of all; None if it is not known.
+    """
 
     headers: HeaderList
-    parts: AsyncGenerator[bytes, None]
-    files: tuple[OpenFile, ...] = ()
+    parts: Parts
+    files: tuple[Closeable, ...] = ()
+    status: int = 200
+    size_bytes: int | None = None
 
     def close(self) -> None:
         for file in self.files:
             file.close()
 
 
-AnyResponse = Response | FileResponse | WindowedResponse | StreamResponse
+AnyResponse = Response | FileResponse | FramedResponse | WindowedResponse | StreamResponse
 
 
 def json_response(
@@ -98,6 +129,8 @@ async def send_response(exchange: Exchange, response: AnyResponse) -> None:
         await _send_bytes(exchange, response)
     elif isinstance(response, FileResponse):
         await _send_files(exchange, response)
+    elif isinstance(response, FramedResponse):
+        await _send_framed(exchange, response)
     elif isinstance(response, WindowedResponse):
         await _send_windows(exchange, response)
     else:
@@ -146,6 +179,14 @@ async def _send_files(exchange: Exchange, response: FileResponse) -> None:
         await _send_slices(exchange, response.slices, is_last=True)
 
 
+async def _send_framed(exchange: Exchange, response: FramedResponse) -> None:
+    status, headers, prefix, slices = response
+    await _send_head(exchange, status, headers, content_length=response.size_bytes)
+    more = bool(slices)
+    await exchange.send({"type": "http.response.body", "body": prefix, "more_body": more})
+    await _send_slices(exchange, slices, is_last=True)
+
+
 async def _send_windows(exchange: Exchange, response: WindowedResponse) -> None:
     async with aclosing(response.slices) as slices:
         left = response.size_bytes
@@ -175,7 +216,8 @@ async def _send_slices(exchange: Exchange, slices: Sequence[FileSlice], *, is_la
 
 async def _send_stream(exchange: Exchange, response: StreamResponse) -> None:
     async with aclosing(response.parts) as parts:
-        await _send_head(exchange, 200, response.headers, content_length=None)
+        length = response.size_bytes
+        await _send_head(exchange, response.status, response.headers, content_length=length)
         if exchange.method != "HEAD":
             async for part in parts:
                 await exchange.send({"type": "http.response.body", "body": part, "more_body": True})

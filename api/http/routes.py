@@ -5,23 +5,28 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final
 
-from tierlog.api.http import schemas
-from tierlog.api.http.admin import group_members, groups, operations, pins, topics
+from tierlog.api.http import schemas, transactions
+from tierlog.api.http.admin import cluster, group_members, groups, operations, pins, topics
 from tierlog.api.http.calls import Body, Call, OtherResponse
 from tierlog.api.http.docs import examples
 from tierlog.api.http.fetch import many
+from tierlog.api.http.fetch.replicas import fetch_replicas
 from tierlog.api.http.fetch.segments import get_segment
 from tierlog.api.http.fetch.single import FetchQuery, fetch
 from tierlog.api.http.fetch.tail import TailQuery, tail_partition, tail_topic
-from tierlog.api.http.header_values import BATCHES, EVENTS, JSON, NDJSON, OCTETS
+from tierlog.api.http.header_values import BATCHES, EVENTS, JSON, NDJSON, OCTETS, REPLICA_FETCH
 from tierlog.api.http.metrics.registry import CONTENT_TYPE
 from tierlog.api.http.produce.append import ProduceQuery
 from tierlog.api.http.produce.columns import RecordsIn
 from tierlog.api.http.produce.handlers import new_producer, produce_to_partition, produce_to_topic
 from tierlog.broker.background.copier import Offloaded
+from tierlog.broker.cluster.peers import GroupConfigCall, LeaderReport, TransactionPart
+from tierlog.broker.replication.messages import ReplicaFetch
 from tierlog.broker.reports import StorageReport
+from tierlog.broker.share_coordinator.share_state import StateAnswer
 from tierlog.broker.topics import TopicState
 from tierlog.record_format.findings import VerifyReport
+from tierlog.record_format.topic_rules import ConfigValue
 
 BINARY: Final[Any] = {"type": "string", "format": "binary"}
 _LINE_REF: Final = {"$ref": "#/components/schemas/RecordLine"}
@@ -44,9 +49,14 @@ _EVENT: Final[Any] = {
     },
 }
 NO_TOPIC: Final = ("unknown-topic",)
+# In a cluster: the first to a direct client alone.
+ELSEWHERE: Final = ("not-leader", "leader-unknown", "broker-unavailable")
 NO_PARTITION: Final = ("unknown-topic", "unknown-partition")
+REPLICAS: Final = ("invalid-replication-factor", "invalid-replica-assignment")
 READING: Final = (
     *NO_PARTITION,
+    *ELSEWHERE,
+    "watermark-unknown",
     "leadership-lost",
     "cold-object-missing",
     "cold-object-corrupt",
@@ -56,6 +66,9 @@ READING: Final = (
 )
 WRITING: Final = (
     *NO_PARTITION,
+    *ELSEWHERE,
+    "not-enough-replicas",
+    "leader-changed",
     "invalid-record",
     "record-too-large",
     "leadership-lost",
@@ -72,6 +85,7 @@ PINNING: Final = (
 )
 # Of a call on groups that has to load their offsets from the log first.
 REBUILDING: Final = (
+    *ELSEWHERE,
     "leadership-lost",
     "cold-object-missing",
     "cold-object-corrupt",
@@ -81,6 +95,14 @@ REBUILDING: Final = (
 )
 REBUILDING_TO_WRITE: Final = (*REBUILDING, "log-offline", "disk-full")
 
+TRANSACTING: Final = (
+    "producer-fenced",
+    "transaction-refused",
+    "concurrent-transactions",
+    "starting",
+    "store-unavailable",
+)
+
 _EVENTS: Final = Body(schema=_EVENT, of_items=True, example=examples.EVENT)
 _RECORDS_EXAMPLE: Final = {
     "records": [
@@ -88,6 +110,7 @@ _RECORDS_EXAMPLE: Final = {
         {"value_base64": "AAEC", "headers": [{"name": "source", "value": "tower"}]},
     ]
 }
+_REPLICA_EXAMPLE: Final = {"node_id": 2, "wait_ms": 500, "max_bytes": 8388608, "partitions": []}
 _NOT_READY: Final = {
     "ready": False,
     "reasons": ["flights-0: its log is offline: the local disk failed"],
@@ -120,7 +143,9 @@ _topic_call = partial(Call, tag="topics")
 _record_call = partial(Call, tag="records")
 _log_call = partial(Call, tag="log")
 _group_call = partial(Call, tag="groups")
+_transaction_call = partial(Call, tag="transactions")
 _operator_call = partial(Call, tag="running it")
+_cluster_call = partial(Call, tag="cluster")
 
 _TOPIC_CALLS: Final = (
     _topic_call(
@@ -132,7 +157,15 @@ _TOPIC_CALLS: Final = (
         status=201,
         response={JSON: Body(schema=schemas.AlteredTopic)},
         response_headers={"Location": "the topic's path"},
-        problems=("invalid-config", "invalid-topic-name", "topic-exists", "disk-full"),
+        problems=(
+            "invalid-config",
+            "invalid-topic-name",
+            *REPLICAS,
+            "topic-exists",
+            "leader-unknown",
+            "store-unavailable",
+            "disk-full",
+        ),
     ),
     _topic_call(
         method="GET",
@@ -167,6 +200,9 @@ _TOPIC_CALLS: Final = (
             "leadership-lost",
             "invalid-config",
             "invalid-partition-count",
+            "invalid-replica-assignment",
+            "leader-unknown",
+            "store-unavailable",
             "disk-full",
         ),
     ),
@@ -181,8 +217,12 @@ _TOPIC_CALLS: Final = (
 )
 
 
+_TRANSACTION: Final = "/v1/transactions/{transactional_id}"
 _ACKS: Final = "`acks`: respond immediately (0), once appended (1) or once flushed (all, -1)."
-_BATCHES_ARE_PLAIN: Final = " Record batches may not be transactional, nor control batches."
+_BATCHES_ARE_PLAIN: Final = (
+    " Record batches are transactional if `Transactional-Id` is given, and only then; control "
+    "batches are refused."
+)
 
 
 def _produce(path: str, *, to_partition: bool) -> Call:
@@ -200,13 +240,15 @@ def _produce(path: str, *, to_partition: bool) -> Call:
             "Producer-Id": "the id of an idempotent producer; requires the next two headers",
             "Producer-Epoch": "the producer's epoch",
             "Producer-Sequence": "the sequence number of the first record",
+            "Transactional-Id": "the records are in the transaction of this id, percent-encoded as "
+            "in a path; its producer is in the headers, or in the record batches",
         }
         problems = (
             *WRITING,
             "corrupt-batch",
             "offset-mismatch",
             "out-of-order-sequence",
-            "producer-fenced",
+            *TRANSACTING,
         )
     return _record_call(
         method="POST",
@@ -267,7 +309,10 @@ _RECORD_CALLS: Final = (
         description=(
             "`offset`: a number, `earliest` (default), `latest` or `earliest-local`; `timestamp` "
             "instead: milliseconds or RFC 3339. One of them, not both. An event stream has "
-            "the parameters of `tail`. HEAD returns only the headers."
+            "the parameters of `tail`. HEAD returns only the headers. In a cluster, what is in the "
+            "bucket is also read while the partition's leader does not answer: then there is "
+            "`Log-Leader: unknown`, the high watermark is the last one known, and "
+            "`Log-Up-To-Date` is false."
         ),
         query=FetchQuery,
         headers={"Last-Event-ID": "for an event stream, as for `tail`"},
@@ -368,7 +413,14 @@ _LOG_CALLS: Final = (
         summary="Move the log start (Kafka's DeleteRecords)",
         body={JSON: Body(schema=topics.Trim, example={"before_offset": 1000})},
         response={JSON: Body(schema=schemas.Trimmed)},
-        problems=(*NO_PARTITION, "offset-past-end", "leadership-lost", "log-offline", "disk-full"),
+        problems=(
+            *NO_PARTITION,
+            *ELSEWHERE,
+            "offset-past-end",
+            "leadership-lost",
+            "log-offline",
+            "disk-full",
+        ),
     ),
     _log_call(
         method="POST",
@@ -465,7 +517,8 @@ _GROUP_CALLS: Final = (
         description="Waits until all members have joined, and returns the partitions that this one "
         "reads. A new member gives no `member_id`; it is dropped `session_timeout_ms` after its "
         "last heartbeat, or if it does not join again within `rebalance_timeout_ms` of another's "
-        "coming or going. Kafka's consumers may be in the same group, with the assignor `range`.",
+        "coming or going, and reads nothing until it has. Kafka's consumers may be in the same "
+        "group, with the assignor `range`, `roundrobin` or `cooperative-sticky`.",
         body={
             JSON: Body(
                 schema=group_members.JoinRequest,
@@ -500,8 +553,11 @@ _GROUP_CALLS: Final = (
         path=_GROUP,
         endpoint=groups.get_group,
         summary="A group's offsets, lag and members",
+        description="With `stable`, 503 `concurrent-transactions` while a transaction in progress "
+        "has offsets of the group: who reads on from them would repeat what it did.",
+        query=groups.GroupQuery,
         response={JSON: Body(schema=schemas.GroupState)},
-        problems=("unknown-group", *REBUILDING),
+        problems=("unknown-group", "concurrent-transactions", *REBUILDING),
     ),
     _group_call(
         method="DELETE",
@@ -518,6 +574,108 @@ _GROUP_CALLS: Final = (
         summary="List groups by name",
         response={JSON: Body(schema=schemas.GroupList)},
         problems=REBUILDING,
+    ),
+)
+
+_PRODUCER_EXAMPLE: Final = {"producer_id": 3543849216634336, "producer_epoch": 4}
+_TRANSACTION_CALLS: Final = (
+    _transaction_call(
+        method="POST",
+        path="/v1/transactions",
+        endpoint=transactions.begin_transactions,
+        summary="Begin with a transactional id (Kafka's InitProducerId)",
+        description="Fences the producer that used the id before, and aborts what it left; waits "
+        "until that is done. A transaction begins with the first produce that has the id in "
+        "`Transactional-Id`, or with offsets, and is aborted by the broker `timeout_ms` later. "
+        "Sequences begin with 0 in each partition and transaction.",
+        body={
+            JSON: Body(schema=transactions.TransactionToBegin, example={"transactional_id": "etl"})
+        },
+        status=201,
+        response={JSON: Body(schema=schemas.TransactionalProducer)},
+        response_headers={"Location": "the transactional id's path"},
+        problems=("concurrent-transactions", *REBUILDING_TO_WRITE),
+    ),
+    _transaction_call(
+        method="GET",
+        path="/v1/transactions",
+        endpoint=transactions.list_transactions,
+        summary="List transactional ids by name",
+        query=transactions.ListTransactionsQuery,
+        response={JSON: Body(schema=schemas.TransactionList)},
+        problems=REBUILDING,
+    ),
+    _transaction_call(
+        method="GET",
+        path=_TRANSACTION,
+        endpoint=transactions.get_transaction,
+        summary="A transactional id's producer, and its last transaction",
+        response={JSON: Body(schema=schemas.TransactionState)},
+        problems=("unknown-transaction", *REBUILDING),
+    ),
+    _transaction_call(
+        method="POST",
+        path=_TRANSACTION + "/offsets",
+        endpoint=transactions.commit_in_transaction,
+        summary="Commit a group's offsets with the transaction",
+        description="They count once the transaction is committed. Needs a token with the scope "
+        "`read` as well.",
+        body={
+            JSON: Body(
+                schema=transactions.TransactionOffsets,
+                example={
+                    **_PRODUCER_EXAMPLE,
+                    "group": "etl",
+                    "offsets": [{"topic": "flights", "partition": 0, "offset": 1000}],
+                },
+            )
+        },
+        status=204,
+        problems=(
+            *NO_PARTITION,
+            "group-refused",
+            "producer-fenced",
+            "transaction-refused",
+            "concurrent-transactions",
+            *REBUILDING_TO_WRITE,
+        ),
+    ),
+    *(
+        _transaction_call(
+            method="POST",
+            path=f"{_TRANSACTION}/{verb}",
+            endpoint=endpoint,
+            summary=summary,
+            description="Returns once readers of committed records see it, with the producer of "
+            "the next transaction, whose epoch is higher. The same call again gets the same "
+            "response." + more,
+            body={JSON: Body(schema=schema, example=_PRODUCER_EXAMPLE)},
+            response={JSON: Body(schema=schemas.TransactionalProducer)},
+            problems=(
+                "producer-fenced",
+                "transaction-refused",
+                "concurrent-transactions",
+                *REBUILDING_TO_WRITE,
+            ),
+        )
+        for verb, endpoint, schema, summary, more in (
+            (
+                "commit",
+                transactions.commit_transaction,
+                transactions.TransactionToCommit,
+                "Commit the transaction",
+                " `producer-fenced`: it was aborted, since it took too long or another producer "
+                "began with the id. With `together` the transactions of several ids are committed "
+                "by one decision, all or none: those of one job's tasks.",
+            ),
+            (
+                "abort",
+                transactions.abort_transaction,
+                transactions.TransactionToEnd,
+                "Abort the transaction",
+                "",
+            ),
+        )
     ),
 )
 
@@ -558,10 +716,206 @@ _OPERATIONS_CALLS: Final = (
     ),
 )
 
+_BROKER: Final = "/v1/cluster/brokers/{node}"
+_OPERATED_BROKER: Final = (
+    "not-in-cluster",
+    "unknown-broker",
+    "broker-in-use",
+    "broker-unavailable",
+    "store-unavailable",
+)
+
+_CLUSTER_CALLS: Final = (
+    _cluster_call(
+        method="GET",
+        path="/v1/cluster",
+        endpoint=cluster.get_cluster,
+        summary="The brokers of the cluster",
+        response={JSON: Body(schema=schemas.ClusterState)},
+        problems=("not-in-cluster",),
+    ),
+    _cluster_call(
+        method="GET",
+        path="/v1/cluster/leaders",
+        endpoint=cluster.get_leaders,
+        summary="What this broker leads",
+        response={JSON: Body(schema=LeaderReport)},
+        problems=("not-in-cluster",),
+    ),
+    _cluster_call(
+        method="POST",
+        path="/v1/cluster/news",
+        endpoint=cluster.hear_news,
+        summary="Brokers tell each other what has changed",
+        description="This broker looks at these topics in the bucket, and claims the partitions "
+        "that were assigned to it, before it answers.",
+        body={JSON: Body(schema=cluster.News, example={"sender": 1, "topics": ["flights"]})},
+        response={JSON: Body(schema=LeaderReport)},
+        problems=("not-in-cluster", "store-unavailable"),
+    ),
+    _cluster_call(
+        method="POST",
+        path="/v1/cluster/transaction-parts",
+        endpoint=cluster.take_part,
+        summary="A partition's leader asks a transaction's coordinator",
+        description="Whether the partitions are in the producer's transaction; with `adds` they "
+        "are from then on. `NONE`, or Kafka's name of the reason why not.",
+        body={
+            JSON: Body(
+                schema=TransactionPart,
+                example={
+                    "transactional_id": "billing",
+                    "producer_id": 4294967296,
+                    "producer_epoch": 0,
+                    "partitions": [["flights", 0]],
+                    "adds": False,
+                },
+            )
+        },
+        response={JSON: Body(schema=str, example="NONE")},
+        problems=("not-in-cluster",),
+    ),
+    _cluster_call(
+        method="POST",
+        path="/v1/cluster/transaction-markers",
+        endpoint=cluster.write_markers,
+        summary="A transaction's coordinator ends it in a broker's partitions",
+        description="For each marker `NONE` once it is durable, or Kafka's name of an error. "
+        "It may be repeated.",
+        body={JSON: Body(schema=cluster.Markers, example={"markers": []})},
+        response={JSON: Body(schema=list[str], example=["NONE"])},
+        problems=("not-in-cluster",),
+    ),
+    _cluster_call(
+        method="POST",
+        path="/v1/replica/fetch",
+        handler=fetch_replicas,
+        summary="A follower reads what it lacks of a leader's partitions",
+        description="Between brokers. The answer begins with the length of its head (4 bytes, "
+        "big-endian) and the head, a JSON array with a row for each partition of which there is "
+        "something to say; the batches of the rows follow, in their order, `size_bytes` of each. "
+        "A row is `topic_id`, `partition`, `leader_epoch`, `number`, `high_watermark`, "
+        "`log_start_offset`, `local_log_start_offset`, `segment_base_offset`, `size_bytes`, "
+        "`diverging` and `error`, without the names. Waits up to `wait_ms` for one.",
+        body={JSON: Body(schema=ReplicaFetch, example=_REPLICA_EXAMPLE)},
+        response={REPLICA_FETCH: Body(schema=BINARY)},
+        problems=("not-in-cluster", "disk-full"),
+        only_reads=True,
+    ),
+    _cluster_call(
+        method="POST",
+        path="/v1/cluster/group-configs",
+        endpoint=cluster.call_group_configs,
+        summary="Brokers ask the leader of the groups' configurations",
+        description="For those of all groups, or of one; with `config` it is changed first, and "
+        "`null` restores a default. What differs from the defaults, by group.",
+        body={
+            JSON: Body(
+                schema=GroupConfigCall,
+                example={"group": "jobs", "config": {"share.auto.offset.reset": "earliest"}},
+            )
+        },
+        response={
+            JSON: Body(
+                schema=dict[str, dict[str, ConfigValue]],
+                example={"jobs": {"share.auto.offset.reset": "earliest"}},
+            )
+        },
+        problems=("not-in-cluster", "invalid-config", "leader-unknown"),
+    ),
+    _cluster_call(
+        method="POST",
+        path="/v1/cluster/share-states",
+        endpoint=cluster.ask_share_states,
+        summary="A share partition's leader, or its group's coordinator, asks who keeps its state",
+        description="For each call the state, once it is durable, or Kafka's name of an error. "
+        "They may be repeated.",
+        body={
+            JSON: Body(
+                schema=cluster.StateCalls,
+                example={
+                    "calls": [{"what": "read", "key": ["jobs", "AAAAAAAAAAAAAAAAAAAAAQ==", 0]}]
+                },
+            )
+        },
+        response={
+            JSON: Body(
+                schema=list[StateAnswer],
+                example=[
+                    {"reason": "NOT_COORDINATOR", "detail": "broker 2 keeps it", "state": None}
+                ],
+            )
+        },
+        problems=("not-in-cluster",),
+    ),
+    _cluster_call(
+        method="POST",
+        path="/v1/cluster/rebalance",
+        endpoint=cluster.rebalance,
+        summary="Share out what the brokers lead",
+        description="Makes the first `max_moves` moves after which no broker leads two partitions "
+        "more than another. Call it again until none is `left`. `dry_run` shows all of them.",
+        body={JSON: Body(schema=cluster.Rebalance, example={"dry_run": True})},
+        response={JSON: Body(schema=schemas.PlannedMoves)},
+        problems=("not-in-cluster", "leader-unknown", "broker-unavailable", "store-unavailable"),
+    ),
+    _cluster_call(
+        method="POST",
+        path=_BROKER + "/drain",
+        endpoint=cluster.drain,
+        summary="Have a broker give away all that it leads",
+        description="It is given no partitions any more, and hands over those that it has, one "
+        "after another: `GET /v1/cluster` says how many it still `leads`. That outlives restarts. "
+        "The answer is the plan; with `dry_run` it is all that happens.",
+        body={JSON: Body(schema=cluster.Drain, example={})},
+        response={JSON: Body(schema=schemas.PlannedMoves)},
+        problems=_OPERATED_BROKER,
+    ),
+    _cluster_call(
+        method="DELETE",
+        path=_BROKER + "/drain",
+        endpoint=cluster.undrain,
+        summary="Let a drained broker have partitions again",
+        status=204,
+        problems=_OPERATED_BROKER,
+    ),
+    _cluster_call(
+        method="DELETE",
+        path=_BROKER,
+        endpoint=cluster.remove,
+        summary="Remove a broker that has stopped for ever",
+        description="Refused while it runs, and while it has a partition. Its data folder cannot "
+        "join the cluster again.",
+        status=204,
+        problems=_OPERATED_BROKER,
+    ),
+    _cluster_call(
+        method="POST",
+        path=_PARTITION + "/leader",
+        endpoint=cluster.move_leader,
+        summary="Hand a partition over to another broker",
+        description="Uploads all of it, and then lets the other broker lead. Appends are refused "
+        "while its end is uploaded, for `paused_ms`; reads go on.",
+        body={JSON: Body(schema=cluster.NewLeader, example={"node_id": 2})},
+        response={JSON: Body(schema=schemas.MovedLeader)},
+        problems=(
+            *NO_PARTITION,
+            *ELSEWHERE,
+            "not-in-cluster",
+            "leadership-lost",
+            "log-offline",
+            "store-unavailable",
+            "disk-full",
+        ),
+    ),
+)
+
 CALLS: Final = (
     *_TOPIC_CALLS,
     *_RECORD_CALLS,
     *_LOG_CALLS,
     *_GROUP_CALLS,
+    *_TRANSACTION_CALLS,
     *_OPERATIONS_CALLS,
+    *_CLUSTER_CALLS,
 )

@@ -158,6 +158,34 @@ class ProducerIdentity(msgspec.Struct):
     producer_epoch: int
 
 
+class TransactionalProducer(msgspec.Struct):
+    """Who produces in the id's next transaction, and ends it."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+
+
+class TransactionSummary(msgspec.Struct):
+    """`state` is Kafka's: Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit,
+    CompleteAbort. `age_ms` and `partitions`: of a transaction in progress.
+    """
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    producer_epoch: int
+    age_ms: int | None
+    partitions: int
+
+
+class TransactionList(msgspec.Struct):
+    """`next_after`: the next page begins after this id; null at the end."""
+
+    transactions: list[TransactionSummary]
+    next_after: str | None
+
+
 class AssignedTopic(msgspec.Struct):
     topic: str
     partitions: list[int]
@@ -171,6 +199,20 @@ class Membership(msgspec.Struct):
     assignment: list[AssignedTopic]
 
 
+class TransactionState(msgspec.Struct):
+    """As in the list; it is aborted when its age is `timeout_ms`. `partitions`: of visible topics,
+    and of `__consumer_offsets` for groups' offsets.
+    """
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    producer_epoch: int
+    timeout_ms: int
+    age_ms: int | None
+    partitions: list[AssignedTopic]
+
+
 class GroupMember(msgspec.Struct):
     """`instance_id`: of a static member. `assignment`: what it reads of the visible topics."""
 
@@ -182,7 +224,10 @@ class GroupMember(msgspec.Struct):
 
 
 class GroupState(msgspec.Struct):
-    """`state` is Kafka's: Empty, PreparingRebalance, CompletingRebalance, Stable."""
+    """`state` is Kafka's: Empty, PreparingRebalance, CompletingRebalance, Stable; in a group of
+    KIP-848 Assigning and Reconciling, and its epoch is `generation`. `type`: classic, consumer or
+    share; an offset of a share group is where what it has not done with begins.
+    """
 
     group: str
     offsets: list[OffsetState]
@@ -190,6 +235,7 @@ class GroupState(msgspec.Struct):
     generation: int
     protocol_type: str
     members: list[GroupMember]
+    type: str
 
 
 class GroupSummary(msgspec.Struct):
@@ -201,6 +247,7 @@ class GroupSummary(msgspec.Struct):
     lag: int
     state: str
     members: int
+    type: str
 
 
 class GroupList(msgspec.Struct):
@@ -259,3 +306,56 @@ class FetchError(msgspec.Struct):
     topic: str
     partition: int
     error: Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": PROBLEM_REF})]
+
+
+class BrokerState(msgspec.Struct):
+    """A broker of the cluster. `leads`: how many partitions, as it last said; `kafka`: HOST:PORT
+    that Kafka clients are given, or empty.
+    """
+
+    node_id: int
+    folder_id: str
+    url: str
+    kafka: str
+    zone: str
+    state: Literal["running", "draining", "stopped", "removed"]
+    incarnation: int
+    is_alive: bool
+    leads: int
+
+
+class ClusterState(msgspec.Struct):
+    """`node_id`: of the broker that answers. Partitions that nobody leads, and of those that are
+    led: with fewer replicas in sync than they have, and than `min.insync.replicas`.
+    """
+
+    cluster_id: str
+    node_id: int
+    brokers: list[BrokerState]
+    offline_partitions: int
+    under_replicated_partitions: int
+    under_min_isr_partitions: int
+
+
+class PlannedMove(msgspec.Struct):
+    """`source` and `target`: node ids."""
+
+    topic: str
+    partition: int
+    source: int
+    target: int
+
+
+class PlannedMoves(msgspec.Struct):
+    """`left`: how many are still to be made."""
+
+    moves: list[PlannedMove]
+    left: int
+
+
+class MovedLeader(msgspec.Struct):
+    """`paused_ms`: how long appends were refused."""
+
+    node_id: int
+    end_offset: int
+    paused_ms: int

@@ -127,10 +127,12 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._signal is not None:
             log.info("stopping", signal=signal.Signals(self._signal).name)
-        self._service.is_stopping = True  # for sockets accepted but not yet connections
-        self._context.waiting.stop()  # ends every tail whose client reads
         timeout_s = self.config.timeout_graceful_shutdown
         assert timeout_s is not None, "set by `configured_server`"
+        if (cluster := self._context.broker.cluster) is not None:  # still served
+            await self._context.write_cold(cluster.leave, timeout_s=timeout_s / 2)
+        self._service.is_stopping = True  # for sockets accepted but not yet connections
+        self._context.waiting.stop()  # ends every tail whose client reads
         loop = asyncio.get_running_loop()
         timers = (
             loop.call_later(_ABORT_GRACE_S, self._abort_responses, True),

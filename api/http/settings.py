@@ -48,7 +48,9 @@ class HttpSettings:
     tokens_file: Path | None = None
     tokens_required: bool = False
     client_requests_max: int | None = None  # a second
+    peers_ca_file: str | None = None  # of the brokers of a cluster, for each other
     heartbeat_ms: int = 15_000
+    leader_wait_ms: int = 5_000  # of a call in a cluster while nobody leads what it is about
     console_sample_ms: int = 5_000  # the interval of the console's charts
     # A search of the console ends after it has read so much, or taken so long.
     search_max_bytes: int = 1024 * MIB

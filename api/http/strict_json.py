@@ -94,7 +94,7 @@ def find_repeated(value: object) -> str | None:
     return None
 
 
-def refuse(error: Exception, *, within: str = "", kind: type[Any] | None = None) -> NoReturn:
+def refuse(error: Exception, *, within: str = "", kind: Any = None) -> NoReturn:
     """Raise InvalidRequest for an error of msgspec. `within` is the path of what was decoded, as
     this struct.
     """

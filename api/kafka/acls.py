@@ -5,6 +5,7 @@ changes tokens, so the others are refused as by a broker without an authorizer.
 |---|---|
 | `read` | READ of the topics and of all groups |
 | `produce` | WRITE of the topics, IDEMPOTENT_WRITE of the cluster |
+| `cluster` | CLUSTER_ACTION of the cluster |
 | `admin` | ALL of the topics, of all groups and, without a prefix, of the cluster |
 
 The topics are those with the token's prefix, or `*`. A token with a prefix does not see other
@@ -116,6 +117,8 @@ def _acls_of(token: TokenEntry) -> Iterator[Acl]:
     if Scope.PRODUCE in token.scopes:
         yield Acl(*topics, user, Operation.WRITE)
         yield Acl(*cluster, user, Operation.IDEMPOTENT_WRITE)
+    if Scope.CLUSTER in token.scopes:
+        yield Acl(*cluster, user, Operation.CLUSTER_ACTION)
 
 
 def _matches(wanted: DescribeAclsRequest, acl: Acl) -> bool:

@@ -1,19 +1,28 @@
-"""What a cluster of one broker says of itself, and of changes that need several.
+"""What the cluster says of itself, and of changes that need several brokers.
 
-The answers are those of one Kafka broker: nothing is reassigned, no leader has to be elected, and
-each partition has one replica, here.
+Each partition has one replica, which leads it: to reassign it is to hand it over. The answers of a
+broker alone are those of one Kafka broker.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 from tierlog.api.kafka.calls import Call
-from tierlog.api.kafka.context import NODE_ID
 from tierlog.api.kafka.error_codes import Code, Refused, code_of, text_of
 from tierlog.api.kafka.metadata import describe
+from tierlog.api.kafka.nodes import (
+    NOBODY,
+    Node,
+    Replicas,
+    controller_id,
+    nodes_of,
+    own_id,
+    replicas_of,
+)
 from tierlog.api.kafka.operations import UNASKED, operations_of_cluster, operations_of_topic
 from tierlog.api.kafka.partitions import (
     ADMINISTERING,
@@ -22,11 +31,11 @@ from tierlog.api.kafka.partitions import (
     seen_topics,
     topic_of,
 )
-from tierlog.api.kafka.topic_changes import check_replicas
 from tierlog.broker.partition import Partition
+from tierlog.broker.topic_replicas import check_replicas
 from tierlog.broker.topics import Topic
 from tierlog.host.clock import wall_clock_ms
-from tierlog.record_format.errors import Forbidden, TierlogError
+from tierlog.record_format.errors import Forbidden, TierlogError, UnknownTopic
 from tierlog.record_format.kafka_messages.messages import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
@@ -42,34 +51,25 @@ from tierlog.record_format.kafka_messages.messages import (
     DescribeQuorumResponse,
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,
-    DescribeTransactionsRequest,
-    DescribeTransactionsResponse,
     ElectLeadersRequest,
     ElectLeadersResponse,
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
-    ListTransactionsRequest,
-    ListTransactionsResponse,
 )
 
 _METADATA_TOPIC: Final = "__cluster_metadata"
 _BROKERS: Final = 1  # an endpoint type; 2 are the controllers
 PARTITIONS_MAX: Final = 2000  # max.request.partition.size.limit
-_TRANSACTION_STATES: Final = frozenset(
-    (
-        "Empty",
-        "Ongoing",
-        "PrepareCommit",
-        "PrepareAbort",
-        "CompleteCommit",
-        "CompleteAbort",
-        "Dead",
-        "PrepareEpochFence",
-    )
-)
 
+
+_UNCLEAN: Final = 1  # an election type; 0 is of the preferred leader
+_NO_LEADER: Final = {
+    False: Code.PREFERRED_LEADER_NOT_AVAILABLE,
+    True: Code.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+}
 
 _Cursor = DescribeTopicPartitionsResponse.Cursor
+_Ongoing = ListPartitionReassignmentsResponse.OngoingPartitionReassignment
 
 
 def describe_cluster(call: Call, request: DescribeClusterRequest) -> DescribeClusterResponse:
@@ -79,14 +79,11 @@ def describe_cluster(call: Call, request: DescribeClusterRequest) -> DescribeClu
             error_message="The request was sent to an endpoint of the wrong type.",
             endpoint_type=_BROKERS,
         )
-    host, port = call.advertised
-    asked = request.include_cluster_authorized_operations
+    asked, nodes = request.include_cluster_authorized_operations, nodes_of(call)
     return DescribeClusterResponse(
         cluster_id=call.context.broker.folder.cluster_id,
-        controller_id=NODE_ID,
-        brokers=[
-            DescribeClusterResponse.DescribeClusterBroker(broker_id=NODE_ID, host=host, port=port)
-        ],
+        controller_id=controller_id(nodes),
+        brokers=[DescribeClusterResponse.DescribeClusterBroker(*one) for one in nodes],
         cluster_authorized_operations=operations_of_cluster(call) if asked else UNASKED,
     )
 
@@ -101,7 +98,7 @@ def describe_topic_partitions(
     left = min(request.response_partition_limit, PARTITIONS_MAX)
     if left < 1:
         left = PARTITIONS_MAX
-    answer = DescribeTopicPartitionsResponse()
+    answer, nodes = DescribeTopicPartitionsResponse(), nodes_of(call)
     first = request.cursor or DescribeTopicPartitionsRequest.Cursor("", 0)
     for name in _names(call, request):
         if name < first.topic_name:
@@ -110,7 +107,7 @@ def describe_topic_partitions(
         if left <= 0:
             answer.next_cursor = _Cursor(name, start)
             break
-        page, count = _page(call, name, start=start, limit=left)
+        page, count = _page(call, name, nodes, start=start, limit=left)
         answer.topics.append(page)
         left -= len(page.partitions)
         if (end := start + len(page.partitions)) < count:
@@ -126,14 +123,14 @@ def _names(call: Call, request: DescribeTopicPartitionsRequest) -> list[str]:
 
 
 def _page(
-    call: Call, name: str, *, start: int, limit: int
+    call: Call, name: str, nodes: list[Node], *, start: int, limit: int
 ) -> tuple[DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic, int]:
     """The topic, with some of its partitions, and how many it has."""
     page = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic(
         name=name, topic_authorized_operations=operations_of_topic(call, name)
     )
     try:
-        topic = describe(topic_of(call, name, DESCRIBING))
+        topic = describe(call, topic_of(call, name, DESCRIBING), nodes)
     except TierlogError as error:
         page.error_code = code_of(error)
         return page, 0
@@ -195,7 +192,7 @@ def _sizes(
             name=name,
             partitions=[
                 DescribeLogDirsResponse.DescribeLogDirsPartition(
-                    partition_index=one.number, partition_size=one.log.size_bytes
+                    partition_index=one.number, partition_size=one.size_bytes
                 )
                 for one in partitions
             ],
@@ -244,36 +241,101 @@ def _check_number(topic: Topic, number: int) -> None:
 # --- leaders and replicas -------------------------------------------------------------------------
 
 
-def elect_leaders(call: Call, request: ElectLeadersRequest) -> ElectLeadersResponse:
-    """Each partition has its leader. Asked of all, those that need one are named: none."""
+async def elect_leaders(call: Call, request: ElectLeadersRequest) -> ElectLeadersResponse:
+    """A partition with one replica is led by it, or by none: asked of all, those are named. If it
+    has several it is handed over to the first, unless that is not in sync.
+    """
     if refusal_of(call, ADMINISTERING):
         return ElectLeadersResponse(error_code=Code.CLUSTER_AUTHORIZATION_FAILED)
+    nodes = nodes_of(call)
     return ElectLeadersResponse(
         replica_election_results=[
             ElectLeadersResponse.ReplicaElectionResult(
-                one.topic, [_not_elected(call, one.topic, number) for number in one.partitions]
+                one.topic,
+                [
+                    await _elected(call, one.topic, number, nodes, type_=request.election_type)
+                    for number in one.partitions
+                ],
             )
-            for one in _places(call, request)
+            for one in _places(call, request, nodes)
         ]
     )
 
 
-def _places(call: Call, request: ElectLeadersRequest) -> list[ElectLeadersRequest.TopicPartitions]:
+def _places(
+    call: Call, request: ElectLeadersRequest, nodes: list[Node]
+) -> list[ElectLeadersRequest.TopicPartitions]:
     if request.topic_partitions is not None:
         return request.topic_partitions
-    return [ElectLeadersRequest.TopicPartitions(name, []) for name in seen_topics(call)]
+    found = []
+    for name in seen_topics(call):
+        with suppress(UnknownTopic):  # deleted meanwhile
+            topic = call.context.broker.topic(name)
+            wanting = [
+                n
+                for n in topic.numbers
+                if not _has_leader(call, topic, n, nodes) or _preferred_of(call, topic, n, nodes)
+            ]
+            found.append(ElectLeadersRequest.TopicPartitions(name, wanting))
+    return found
 
 
-def _not_elected(call: Call, name: str, number: int) -> ElectLeadersResponse.PartitionResult:
+def _has_leader(call: Call, topic: Topic, number: int, nodes: list[Node]) -> bool:
+    if call.context.broker.cluster is None:
+        return True
+    return replicas_of(call, topic, number, nodes).leader_id != NOBODY
+
+
+def _preferred_of(call: Call, topic: Topic, number: int, nodes: list[Node]) -> Replicas | None:
+    """Its replicas, if the first lives and is in sync and does not lead it."""
+    found = replicas_of(call, topic, number, nodes)
+    preferred = next(iter(found.nodes), NOBODY)
+    may_lead = preferred in found.in_sync and preferred not in found.offline
+    return found if may_lead and found.leader_id not in (NOBODY, preferred) else None
+
+
+async def _elected(
+    call: Call, name: str, number: int, nodes: list[Node], *, type_: int
+) -> ElectLeadersResponse.PartitionResult:
+    refusal, cluster = _not_elected(call, name, number, nodes, type_=type_), None
+    if refusal.error_code == Code.ELECTION_NOT_NEEDED and type_ != _UNCLEAN:
+        cluster = call.context.broker.cluster
+    try:
+        if cluster is None:
+            return refusal
+        topic = call.context.broker.topic(name)
+        found = _preferred_of(call, topic, number, nodes)
+        if found is None:
+            return refusal
+        place = topic.record.topic_id, number
+        source, target = found.leader_id, found.nodes[0]
+        hand_over = cluster.moves.move_leader
+        await call.context.write_cold(hand_over, place, source=source, target=target)
+    except TierlogError as error:
+        code = Code.PREFERRED_LEADER_NOT_AVAILABLE
+        return ElectLeadersResponse.PartitionResult(number, code, str(error))
+    return ElectLeadersResponse.PartitionResult(number, Code.NONE, None)
+
+
+def _not_elected(
+    call: Call, name: str, number: int, nodes: list[Node], *, type_: int
+) -> ElectLeadersResponse.PartitionResult:
     code, text = _partition_code(call, name, number), "No such topic or partition."
     if code == Code.NONE:
         code, text = Code.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition."
+        with suppress(UnknownTopic):  # deleted meanwhile
+            if not _has_leader(call, call.context.broker.topic(name), number, nodes):
+                code, text = (
+                    _NO_LEADER[type_ == _UNCLEAN],
+                    "The broker that has it does not answer.",
+                )
     return ElectLeadersResponse.PartitionResult(number, code, text)
 
 
 def alter_partition_reassignments(
     call: Call, request: AlterPartitionReassignmentsRequest
 ) -> AlterPartitionReassignmentsResponse:
+    """The hand-overs are begun: each to the one broker that is named."""
     if refusal := refusal_of(call, ADMINISTERING):
         return AlterPartitionReassignmentsResponse(
             error_code=Code.CLUSTER_AUTHORIZATION_FAILED, error_message=refusal
@@ -293,24 +355,53 @@ def _reassigned(
     call: Call, name: str, one: AlterPartitionReassignmentsRequest.ReassignablePartition
 ) -> AlterPartitionReassignmentsResponse.ReassignablePartitionResponse:
     answer = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(one.partition_index)
+    cluster, number = call.context.broker.cluster, one.partition_index
     try:
-        _check_number(topic_of(call, name, ADMINISTERING), one.partition_index)
+        topic = topic_of(call, name, ADMINISTERING)
+        _check_number(topic, number)
+        place = topic.record.topic_id, number
         if one.replicas is None:
-            raise Refused(Code.NO_REASSIGNMENT_IN_PROGRESS)
-        check_replicas([one.replicas])
+            if cluster is None or not cluster.reassignments.cancel(place):
+                raise Refused(Code.NO_REASSIGNMENT_IN_PROGRESS)
+            return answer
+        living, factor = {one.node_id for one in nodes_of(call)}, topic.record.replication_factor
+        check_replicas([one.replicas], living=living, factor=factor)
+        if cluster is not None:
+            cluster.reassignments.begin(place, one.replicas[0])
     except TierlogError as error:
         answer.error_code, answer.error_message = code_of(error), text_of(error)
     return answer
 
 
 def list_partition_reassignments(
-    call: Call, _: ListPartitionReassignmentsRequest
+    call: Call, request: ListPartitionReassignmentsRequest
 ) -> ListPartitionReassignmentsResponse:
     if refusal := refusal_of(call, DESCRIBING):
         return ListPartitionReassignmentsResponse(
             error_code=Code.CLUSTER_AUTHORIZATION_FAILED, error_message=refusal
         )
-    return ListPartitionReassignmentsResponse()
+    cluster, nodes = call.context.broker.cluster, nodes_of(call)
+    moving = {} if cluster is None else cluster.reassignments.in_progress()
+    wanted = None
+    if request.topics is not None:
+        wanted = {(one.name, number) for one in request.topics for number in one.partition_indexes}
+    found: dict[str, list[_Ongoing]] = {}
+    for (topic_id, number), target in sorted(moving.items()):
+        with suppress(UnknownTopic):  # deleted meanwhile
+            topic = call.context.broker.topic_by_id(topic_id)
+            name = topic.record.name
+            if call.session.grant.sees_topic(name) and (wanted is None or (name, number) in wanted):
+                now = [
+                    one for one in replicas_of(call, topic, number, nodes).nodes if one != target
+                ]
+                ongoing = _Ongoing(number, [target, *now], [target], now)
+                found.setdefault(name, []).append(ongoing)
+    return ListPartitionReassignmentsResponse(
+        topics=[
+            ListPartitionReassignmentsResponse.OngoingTopicReassignment(name, partitions)
+            for name, partitions in found.items()
+        ]
+    )
 
 
 # --- the quorum -----------------------------------------------------------------------------------
@@ -327,11 +418,12 @@ def describe_quorum(call: Call, request: DescribeQuorumRequest) -> DescribeQuoru
     ]
     if places != [(_METADATA_TOPIC, 0)]:
         return _unknown_quorum(request)
-    host, port = call.advertised
-    listener = DescribeQuorumResponse.Listener("CONTROLLER", host, port)
+    nodes = nodes_of(call)
+    voter = next((one for one in nodes), Node(own_id(call), *call.advertised))
+    listener = DescribeQuorumResponse.Listener("CONTROLLER", voter.host, voter.port)
     return DescribeQuorumResponse(
-        topics=[DescribeQuorumResponse.TopicData(_METADATA_TOPIC, [_quorum()])],
-        nodes=[DescribeQuorumResponse.Node(NODE_ID, [listener])],
+        topics=[DescribeQuorumResponse.TopicData(_METADATA_TOPIC, [_quorum(voter.node_id)])],
+        nodes=[DescribeQuorumResponse.Node(voter.node_id, [listener])],
     )
 
 
@@ -349,16 +441,16 @@ def _unknown_quorum(request: DescribeQuorumRequest) -> DescribeQuorumResponse:
     )
 
 
-def _quorum() -> DescribeQuorumResponse.PartitionData:
+def _quorum(node_id: int) -> DescribeQuorumResponse.PartitionData:
     now_ms = wall_clock_ms()
     return DescribeQuorumResponse.PartitionData(
         partition_index=0,
-        leader_id=NODE_ID,
+        leader_id=node_id,
         leader_epoch=1,
         high_watermark=0,
         current_voters=[
             DescribeQuorumResponse.ReplicaState(
-                NODE_ID, last_fetch_timestamp=now_ms, last_caught_up_timestamp=now_ms
+                node_id, last_fetch_timestamp=now_ms, last_caught_up_timestamp=now_ms
             )
         ],
     )
@@ -371,21 +463,3 @@ def describe_client_quotas(
     _: Call, __: DescribeClientQuotasRequest
 ) -> DescribeClientQuotasResponse:
     return DescribeClientQuotasResponse(entries=[])
-
-
-def list_transactions(_: Call, request: ListTransactionsRequest) -> ListTransactionsResponse:
-    unknown = [one for one in request.state_filters if one not in _TRANSACTION_STATES]
-    return ListTransactionsResponse(unknown_state_filters=unknown)
-
-
-def describe_transactions(
-    _: Call, request: DescribeTransactionsRequest
-) -> DescribeTransactionsResponse:
-    return DescribeTransactionsResponse(
-        transaction_states=[
-            DescribeTransactionsResponse.TransactionState(
-                error_code=Code.TRANSACTIONAL_ID_NOT_FOUND, transactional_id=one
-            )
-            for one in request.transactional_ids
-        ]
-    )

@@ -1,7 +1,8 @@
 """DescribeConfigs, AlterConfigs, IncrementalAlterConfigs and ListConfigResources.
 
 * Every key is listed, ours too, and what was listed is taken back.
-* A broker's settings are shown and not changed: they are read when it starts.
+* A broker's settings are shown and not changed: they are read when it starts. Groups have keys of
+  their own (resource type 32).
 * Each resource is changed as a whole or refused; one that is named twice is refused.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tierlog.api.kafka.calls import Call
 from tierlog.api.kafka.config_entries import (
@@ -18,9 +19,10 @@ from tierlog.api.kafka.config_entries import (
     broker_entries,
     changed_value,
     entries_of,
+    group_entries,
 )
-from tierlog.api.kafka.context import NODE_ID
 from tierlog.api.kafka.error_codes import Code, Refused, code_of, text_of
+from tierlog.api.kafka.nodes import nodes_of, own_id
 from tierlog.api.kafka.partitions import (
     ADMINISTERING,
     DESCRIBING,
@@ -51,6 +53,7 @@ Row = TypeVar("Row")
 class Resource(IntEnum):
     TOPIC = 2
     BROKER = 4
+    GROUP = 32
 
 
 class Operation(IntEnum):
@@ -58,6 +61,17 @@ class Operation(IntEnum):
     DELETE = 1
     APPEND = 2
     SUBTRACT = 3
+
+
+class Configured(Protocol):
+    """A topic's configuration, or a group's: what it has of its own."""
+
+    @property
+    def overrides(self) -> Mapping[str, ConfigValue]: ...
+
+
+class GroupOverrides(NamedTuple):
+    overrides: Mapping[str, ConfigValue]
 
 
 class AlteredResource(Protocol):
@@ -111,13 +125,19 @@ def _described(
 def _entries(call: Call, kind: int, name: str) -> Iterable[Entry]:
     """Raises Refused, Forbidden, UnknownTopic."""
     if kind == Resource.TOPIC:
-        return entries_of(topic_of(call, name, DESCRIBING).config)
+        topic = topic_of(call, name, DESCRIBING)
+        return entries_of(topic.config, replication_factor=topic.record.replication_factor)
     if kind == Resource.BROKER:
         call.session.grant.check_scopes(DESCRIBING)
         if not name:  # the defaults of all brokers, of which none is set here
             return ()
-        _check_broker(name)
+        _check_broker(call, name)
         return broker_entries(call.context.broker_configs)
+    if kind == Resource.GROUP:
+        call.session.grant.check_scopes(DESCRIBING)
+        if not name:
+            raise Refused(Code.INVALID_REQUEST, "Group name must not be empty")
+        return group_entries(call.context.broker.group_configs, name)
     raise _unsupported(kind)
 
 
@@ -125,12 +145,12 @@ def _unsupported(kind: int) -> Refused:
     return Refused(Code.INVALID_REQUEST, f"Unsupported resource type: {kind}")
 
 
-def _check_broker(name: str) -> None:
+def _check_broker(call: Call, name: str) -> None:
     """Raises Refused."""
-    if name != str(NODE_ID):
+    if name != str(own_id(call)):
         raise Refused(
             Code.INVALID_REQUEST,
-            f"Unexpected broker id, expected {NODE_ID} or empty string, but received {name}",
+            f"Unexpected broker id, expected {own_id(call)} or empty string, but received {name}",
         )
 
 
@@ -146,16 +166,19 @@ def _shown(
         documentation=entry.doc if docs else None,
     )
     if synonyms:
-        values = [(entry.value, int(entry.source))]
-        if entry.source != Source.DEFAULT and entry.default is not None:
-            values.append((entry.default, int(Source.DEFAULT)))
         shown.synonyms = [
-            DescribeConfigsResponse.DescribeConfigsSynonym(
-                name=entry.name, value=value, source=source
-            )
-            for value, source in values
+            DescribeConfigsResponse.DescribeConfigsSynonym(*one) for one in _synonyms(entry)
         ]
     return shown
+
+
+def _synonyms(entry: Entry) -> list[tuple[str, str | None, int]]:
+    """Name, value and source: of what counts, and of what would without it."""
+    own = entry.name if entry.source == Source.GROUP else entry.inherited or entry.name
+    found = [(own, entry.value, int(entry.source))]
+    if entry.source not in (Source.DEFAULT, entry.default_source) and entry.default is not None:
+        found.append((entry.inherited or entry.name, entry.default, int(entry.default_source)))
+    return found
 
 
 def list_config_resources(
@@ -170,8 +193,10 @@ def list_config_resources(
     found: list[tuple[str, int]] = []
     if Resource.TOPIC in kinds:
         found += [(name, Resource.TOPIC) for name in seen_topics(call)]
+    if Resource.GROUP in kinds:
+        found += [(name, Resource.GROUP) for name in call.context.broker.group_configs.names()]
     if Resource.BROKER in kinds:
-        found.append((str(NODE_ID), Resource.BROKER))
+        found += [(str(one.node_id), Resource.BROKER) for one in nodes_of(call)]
     return ListConfigResourcesResponse(
         config_resources=[
             ListConfigResourcesResponse.ConfigResource(resource_name=name, resource_type=kind)
@@ -201,7 +226,7 @@ async def incremental_alter_configs(
 async def _alter_all(
     call: Call,
     request: AlterConfigsRequest | IncrementalAlterConfigsRequest,
-    changing: Callable[[Any], Callable[[LogConfig], Changes]],
+    changing: Callable[[Any], Callable[[Configured], Changes]],
     row: Callable[[int, str | None, int, str], Row],
 ) -> list[Row]:
     """A row for each resource, of its code, its message and what it is."""
@@ -222,7 +247,7 @@ async def _alter_all(
 async def _alter(
     call: Call,
     resource: AlteredResource,
-    change: Callable[[LogConfig], Changes],
+    change: Callable[[Configured], Changes],
     *,
     validate_only: bool,
 ) -> None:
@@ -230,11 +255,16 @@ async def _alter(
     if resource.resource_type == Resource.BROKER:
         call.session.grant.check_scopes(ADMINISTERING)
         if name:
-            _check_broker(name)
+            _check_broker(call, name)
+        if not change(GroupOverrides({})):
+            return  # what is not set is reset, as by kafka-reassign-partitions.sh
         raise Refused(
             Code.INVALID_REQUEST,
             "the settings of a broker are read when it starts: change them there",
         )
+    if resource.resource_type == Resource.GROUP:
+        await _alter_group(call, name, change, validate_only=validate_only)
+        return
     if resource.resource_type != Resource.TOPIC:
         raise _unsupported(resource.resource_type)
     config = change(topic_of(call, name, ADMINISTERING).config)
@@ -243,6 +273,21 @@ async def _alter(
         broker.check_altered_topic(name, config=config)
     else:
         await call.context.write(broker.alter_topic, name, config=config)
+
+
+async def _alter_group(
+    call: Call, name: str, change: Callable[[Configured], Changes], *, validate_only: bool
+) -> None:
+    call.session.grant.check_scopes(ADMINISTERING)
+    if not name:
+        raise Refused(Code.INVALID_REQUEST, "Default group resources are not allowed.")
+    broker = call.context.broker
+    await call.context.read(broker.group_configs.load)
+    config = change(GroupOverrides(broker.group_configs.overrides(name)))
+    if validate_only:
+        broker.group_configs.checked(name, config)
+    else:
+        await call.context.write(broker.alter_group, name, config)
 
 
 def _refusal(error: Exception, kind: int) -> tuple[int, str | None]:
@@ -254,8 +299,8 @@ def _refusal(error: Exception, kind: int) -> tuple[int, str | None]:
 
 def _replacing(
     resource: AlterConfigsRequest.AlterConfigsResource,
-) -> Callable[[LogConfig], Changes]:
-    def changes(now: LogConfig) -> Changes:
+) -> Callable[[Configured], Changes]:
+    def changes(now: Configured) -> Changes:
         _check_once(one.name for one in resource.configs)
         for one in resource.configs:
             _check_value(one.name, one.value)
@@ -267,10 +312,15 @@ def _replacing(
 
 def _changing(
     resource: IncrementalAlterConfigsRequest.AlterConfigsResource,
-) -> Callable[[LogConfig], Changes]:
-    def changes(now: LogConfig) -> Changes:
+) -> Callable[[Configured], Changes]:
+    def changes(now: Configured) -> Changes:
         _check_once(one.name for one in resource.configs)
-        return {one.name: _changed(now, one) for one in resource.configs}
+        return {one.name: _changed(now, one) for one in resource.configs if not is_unset(now, one)}
+
+    def is_unset(now: Configured, one: IncrementalAlterConfigsRequest.AlterableConfig) -> bool:
+        """As in Kafka: MirrorMaker resets keys that only its source has."""
+        is_known = one.name in KEYS_BY_NAME or one.name in now.overrides
+        return one.config_operation == Operation.DELETE and not is_known
 
     return changes
 
@@ -287,7 +337,7 @@ def _check_value(name: str, value: str | None) -> None:
 
 
 def _changed(
-    now: LogConfig, one: IncrementalAlterConfigsRequest.AlterableConfig
+    now: Configured, one: IncrementalAlterConfigsRequest.AlterableConfig
 ) -> ConfigValue | None:
     """The value to set; None for the default. Raises Refused."""
     operation = one.config_operation
@@ -301,7 +351,7 @@ def _changed(
         text = f"Unknown operation type {operation} for {one.name}"
         raise Refused(Code.INVALID_REQUEST, text)
     key = KEYS_BY_NAME.get(one.name)
-    if key is None or key.kind != "list":
+    if key is None or key.kind != "list" or not isinstance(now, LogConfig):
         what = Operation(operation).name
         raise Refused(
             Code.INVALID_CONFIG,

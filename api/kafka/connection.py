@@ -24,7 +24,7 @@ import msgspec
 import structlog
 
 from tierlog.api.kafka.calls import Answer, Call, EndConnection, Later, Row, Session
-from tierlog.api.kafka.error_codes import Code
+from tierlog.api.kafka.error_codes import names_of_errors
 from tierlog.api.kafka.versions import unsupported_version
 from tierlog.api.serving.deadline import Deadline
 from tierlog.api.serving.slice_sender import SMALL_BYTES, SliceSender
@@ -43,7 +43,6 @@ log = structlog.get_logger(__name__)
 SCRATCH_BYTES: Final = 64 << 10
 _PIPELINE_MAX: Final = 5  # max.in.flight.requests.per.connection of an idempotent producer
 _FRAME_MIN_BYTES: Final = 8
-_ERRORS: Final = {code.value: code.name for code in Code}
 
 
 class _Begun:
@@ -371,7 +370,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def _put_out(self, begun: _Begun) -> bool:
         """Whether the answer could be written."""
         answer, head, counts = begun.answer, begun.head, self._context.counts
-        counts.answered(head.api.name, _ERRORS.get(getattr(answer, "error_code", 0), "other"))
+        for error in names_of_errors(answer):
+            counts.answered(head.api.name, error)
         if begun.throttle_ms:
             counts.throttled_requests += 1
             self._mute(begun.throttle_ms)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from asyncio import wrap_future
 from collections.abc import Callable, Sequence
-from typing import Final, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from tierlog.api.kafka.access import Access
 from tierlog.api.kafka.fetch_sessions import FetchSessions
 from tierlog.api.kafka.request_memory import RequestMemory
 from tierlog.api.kafka.settings import BrokerConfig, KafkaSettings
+from tierlog.api.kafka.share_sessions import ShareSessions
 from tierlog.api.serving.client_rates import ClientRates
 from tierlog.api.serving.kafka_counts import KafkaCounts
 from tierlog.api.serving.tokens import TokensFile
@@ -20,7 +21,6 @@ from tierlog.host.clock import monotonic_ms
 
 P = ParamSpec("P")
 T = TypeVar("T")
-NODE_ID: Final = 0  # of a single broker
 
 
 class KafkaContext:
@@ -43,6 +43,11 @@ class KafkaContext:
         self.waiting, self.workers = waiting, workers
         self.memory = RequestMemory(settings.queued_max_bytes)
         self.fetch_sessions = FetchSessions(settings.fetch_sessions_max, clock=monotonic_ms)
+        self.share_sessions = ShareSessions(
+            settings.share_sessions_max,
+            release=broker.share_groups.release,
+            close_group=broker.share_groups.close_group,
+        )
         self.counts = counts
         counts.request_memory_bytes = lambda: self.memory.held
         self.access = Access(settings, tokens=tokens, rates=rates, threads=workers.parsers)

@@ -7,11 +7,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
-from typing import Final
+from functools import cache
+from typing import Final, NamedTuple
+
+import msgspec
 
 from tierlog.record_format import errors
+from tierlog.record_format.kafka_messages.definitions import Struct, definition
 
 
 class Code(IntEnum):
@@ -30,6 +34,8 @@ class Code(IntEnum):
     NOT_COORDINATOR = 16
     INVALID_TOPIC_EXCEPTION = 17
     RECORD_LIST_TOO_LARGE = 18
+    NOT_ENOUGH_REPLICAS = 19
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
     INVALID_REQUIRED_ACKS = 21
     ILLEGAL_GENERATION = 22
     INCONSISTENT_GROUP_PROTOCOL = 23
@@ -61,8 +67,10 @@ class Code(IntEnum):
     INVALID_PRODUCER_ID_MAPPING = 49
     INVALID_TRANSACTION_TIMEOUT = 50
     CONCURRENT_TRANSACTIONS = 51
+    TRANSACTION_COORDINATOR_FENCED = 52
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
     SECURITY_DISABLED = 54
+    OPERATION_NOT_ATTEMPTED = 55
     KAFKA_STORAGE_ERROR = 56
     LOG_DIR_NOT_FOUND = 57
     SASL_AUTHENTICATION_FAILED = 58
@@ -82,6 +90,7 @@ class Code(IntEnum):
     PREFERRED_LEADER_NOT_AVAILABLE = 80
     GROUP_MAX_SIZE_REACHED = 81
     FENCED_INSTANCE_ID = 82
+    ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
     ELECTION_NOT_NEEDED = 84
     NO_REASSIGNMENT_IN_PROGRESS = 85
     GROUP_SUBSCRIBED_TO_TOPIC = 86
@@ -96,8 +105,20 @@ class Code(IntEnum):
     FETCH_SESSION_TOPIC_ID_ERROR = 106
     INCONSISTENT_TOPIC_ID = 103
     UNKNOWN_TOPIC_ID = 100
+    FENCED_MEMBER_EPOCH = 110
+    UNRELEASED_INSTANCE_ID = 111
+    UNSUPPORTED_ASSIGNOR = 112
+    STALE_MEMBER_EPOCH = 113
     MISMATCHED_ENDPOINT_TYPE = 114
+    TRANSACTION_ABORTABLE = 120
+    INVALID_RECORD_STATE = 121
+    SHARE_SESSION_NOT_FOUND = 122
+    INVALID_SHARE_SESSION_EPOCH = 123
+    SHARE_SESSION_LIMIT_REACHED = 133
+    INVALID_REGULAR_EXPRESSION = 128
 
+
+_NAMES: Final = {code.value: code.name for code in Code}
 
 # The most derived class that is in here counts.
 _CODES: Final[Mapping[type[Exception], Code]] = {
@@ -116,10 +137,18 @@ _CODES: Final[Mapping[type[Exception], Code]] = {
     errors.TopicExists: Code.TOPIC_ALREADY_EXISTS,
     errors.InvalidTopicName: Code.INVALID_TOPIC_EXCEPTION,
     errors.InvalidPartitionCount: Code.INVALID_PARTITIONS,
+    errors.InvalidReplicationFactor: Code.INVALID_REPLICATION_FACTOR,
+    errors.InvalidReplicaAssignment: Code.INVALID_REPLICA_ASSIGNMENT,
     errors.InvalidConfig: Code.INVALID_CONFIG,
     errors.UnknownGroup: Code.GROUP_ID_NOT_FOUND,
     errors.RequestError: Code.INVALID_REQUEST,
     errors.FencedError: Code.NOT_LEADER_OR_FOLLOWER,
+    errors.NotLeader: Code.NOT_LEADER_OR_FOLLOWER,
+    errors.LeaderUnknown: Code.NOT_LEADER_OR_FOLLOWER,
+    errors.LeaderChanged: Code.NOT_LEADER_OR_FOLLOWER,
+    errors.NotEnoughReplicas: Code.NOT_ENOUGH_REPLICAS,
+    errors.NotReplicated: Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    errors.WatermarkUnknown: Code.OFFSET_NOT_AVAILABLE,
     errors.ShuttingDown: Code.NOT_LEADER_OR_FOLLOWER,
     errors.RetriableError: Code.KAFKA_STORAGE_ERROR,
     errors.LogOfflineError: Code.KAFKA_STORAGE_ERROR,
@@ -146,9 +175,48 @@ def code_of(error: BaseException) -> Code:
     """UNKNOWN_SERVER_ERROR for what is not in the table."""
     if isinstance(error, Refused):
         return error.code
-    if isinstance(error, errors.GroupRefused):
+    if isinstance(error, errors.GroupRefused | errors.TransactionRefused):
         return Code[error.reason]
     for kind in type(error).__mro__:
         if (code := _CODES.get(kind)) is not None:
             return code
     return Code.UNKNOWN_SERVER_ERROR
+
+
+class _Places(NamedTuple):
+    """Where a struct has error codes: its fields, and by the names of others what they hold."""
+
+    here: tuple[str, ...]
+    inside: tuple[tuple[str, _Places], ...]
+
+
+@cache
+def _places_in(answer: type[msgspec.Struct]) -> _Places:
+    return _places(definition(answer.__name__).struct)
+
+
+def _places(struct: Struct) -> _Places:
+    found = ((one.name, _places(one.struct)) for one in struct.fields if one.struct is not None)
+    inside = tuple((name, places) for name, places in found if any(places))
+    here = tuple(one.name for one in struct.fields if one.name.endswith("error_code"))
+    return _Places(here, inside)
+
+
+def names_of_errors(answer: msgspec.Struct | None) -> list[str]:
+    """Each error in an answer once, also those of its topics and partitions; NONE if there is no
+    error in it.
+    """
+    codes: set[int] = set()
+    if answer is not None:
+        _collect([answer], _places_in(type(answer)), codes)
+    return [_NAMES.get(code, "other") for code in codes - {0}] or ["NONE"]
+
+
+def _collect(rows: Iterable[object], places: _Places, codes: set[int]) -> None:
+    for name in places.here:
+        codes.update([getattr(row, name) for row in rows])
+    for name, inside in places.inside:
+        for row in rows:
+            value = getattr(row, name)
+            if value:
+                _collect(value if isinstance(value, list) else [value], inside, codes)

@@ -19,16 +19,18 @@ from typing import Final
 from tierlog.api.kafka.calls import Answer, Call, Later
 from tierlog.api.kafka.error_codes import Code, Refused, code_of
 from tierlog.api.kafka.fetch_sessions import NO_SESSION, FetchSession, Key, TopicKey, Wanted
+from tierlog.api.kafka.nodes import Node, node_of
 from tierlog.api.kafka.partitions import NO_ID, check_leader_epoch, topic_of, topic_of_id
 from tierlog.api.serving.grants import Scope
 from tierlog.api.serving.workers import close_late
 from tierlog.broker.partition import Partition
 from tierlog.broker.tiered_reads import Fetched
 from tierlog.host.waiting import Wait, WouldBlock
-from tierlog.record_format.errors import TierlogError
+from tierlog.record_format.errors import NotLeader, TierlogError
 from tierlog.record_format.kafka_messages.messages import FetchRequest, FetchResponse
 
 _BY_ID: Final = 13  # the first version that names topics by their ids
+_WITH_LEADER, _WITH_ENDPOINTS = 12, 16  # who leads instead (KIP-951)
 _READ_COMMITTED: Final = 1
 
 
@@ -44,15 +46,20 @@ def fetch(call: Call, request: FetchRequest) -> Answer | Later:
 
 class _Found:
     """What a partition has: records, or nothing, or an error. `beyond`: with a higher high
-    watermark there may be more.
+    watermark there may be more. `leader`: another broker that has it.
     """
 
-    __slots__ = ("beyond", "data", "fetched")
+    __slots__ = ("beyond", "data", "fetched", "leader")
 
     def __init__(
-        self, data: FetchResponse.PartitionData, *, beyond: int, fetched: Fetched | None = None
+        self,
+        data: FetchResponse.PartitionData,
+        *,
+        beyond: int,
+        fetched: Fetched | None = None,
+        leader: Node | None = None,
     ) -> None:
-        self.data, self.beyond, self.fetched = data, beyond, fetched
+        self.data, self.beyond, self.fetched, self.leader = data, beyond, fetched, leader
 
     @property
     def size_bytes(self) -> int:
@@ -125,7 +132,7 @@ class _Poll:
         partition = self._partition(wanted)
         check_leader_epoch(partition, wanted.leader_epoch)
         offset = wanted.offset
-        is_at_end = partition.high_watermark <= offset <= partition.log.log_end_offset
+        is_at_end = partition.is_at_end(offset)
         if wanted.last_epoch >= 0 and self._has_parted(wanted, partition):
             return
         if is_at_end and not partition.is_defunct:
@@ -204,7 +211,9 @@ class _Poll:
             records=b"",
             aborted_transactions=None,
         )
-        self._found[wanted.key] = _Found(data, beyond=wanted.offset)
+        if isinstance(error, NotLeader) and self._call.version >= _WITH_LEADER:
+            data.current_leader = FetchResponse.LeaderIdAndEpoch(error.node_id, error.leader_epoch)
+        self._found[wanted.key] = _Found(data, beyond=wanted.offset, leader=node_of(error))
 
     # --- waiting ----------------------------------------------------------------------------------
 
@@ -326,6 +335,9 @@ class _Poll:
                 topic = topics[key[0]] = _topic(key[0])
             topic.partitions.append(data)
         response = FetchResponse(session_id=self._session.id, responses=list(topics.values()))
+        if self._has_failed and self._call.version >= _WITH_ENDPOINTS:
+            leaders = {one.leader for one in self._found.values() if one.leader is not None}
+            response.node_endpoints = [FetchResponse.NodeEndpoint(*one) for one in leaders]
         self._end()
         return response
 

@@ -10,7 +10,8 @@ ListGroups, DeleteGroups, OffsetDelete.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from contextlib import suppress
+from typing import Final, NamedTuple, TypeVar
 
 from tierlog.api.kafka.calls import Call
 from tierlog.api.kafka.error_codes import Code, Refused, code_of
@@ -18,8 +19,8 @@ from tierlog.api.kafka.groups import check_group, coordinator_code, coordinator_
 from tierlog.api.kafka.operations import operations_of_group
 from tierlog.api.kafka.partitions import ADMINISTERING, topic_of, topic_of_id
 from tierlog.api.serving.grants import Scope
-from tierlog.broker.group_coordinator.coordinator import GroupState
 from tierlog.broker.group_coordinator.group_events import Identity, State
+from tierlog.broker.group_coordinator.group_states import CLASSIC, GroupState, TopicPartitions
 from tierlog.broker.groups import Groups, NewOffset
 from tierlog.broker.topics import Topic
 from tierlog.record_format.checkpoint_files import parse_topic_id
@@ -31,6 +32,7 @@ from tierlog.record_format.errors import (
     RequestError,
     TierlogError,
     UnknownGroup,
+    UnknownTopic,
     UnknownTopicOrPartition,
 )
 from tierlog.record_format.kafka_messages.messages import (
@@ -48,15 +50,15 @@ from tierlog.record_format.kafka_messages.messages import (
     OffsetFetchResponse,
 )
 
+Found = TypeVar("Found")
 READ: Final = (Scope.READ,)
-CLASSIC: Final = "classic"
 _WITH_IDS: Final = 10
-_COMMIT_NOT_FOUND_FROM: Final = 9
+_WITH_EPOCHS: Final = 9  # members of consumer groups commit, and an unknown group is told
 _FETCH_SEVERAL_FROM, _FETCH_ERROR_FROM = 8, 2
 _DESCRIBE_NOT_FOUND_FROM: Final = 6
 
-_CommitTopic = OffsetCommitRequest.OffsetCommitRequestTopic
-_CommitPartition = OffsetCommitRequest.OffsetCommitRequestPartition
+CommitTopic = OffsetCommitRequest.OffsetCommitRequestTopic
+CommitPartition = OffsetCommitRequest.OffsetCommitRequestPartition
 _CommittedTopic = OffsetCommitResponse.OffsetCommitResponseTopic
 _Committed = OffsetCommitResponse.OffsetCommitResponsePartition
 _Fetched = OffsetFetchResponse.OffsetFetchResponsePartitions
@@ -65,7 +67,7 @@ _FetchedGroup = OffsetFetchResponse.OffsetFetchResponseGroup
 _Described = DescribeGroupsResponse.DescribedGroup
 
 
-def _group_code(error: BaseException) -> Code:
+def group_code(error: BaseException) -> Code:
     """For what a call of the coordinator raises."""
     if isinstance(error, GroupRefused | UnknownGroup | Refused):
         return code_of(error)
@@ -82,47 +84,46 @@ def _group_code(error: BaseException) -> Code:
 
 
 async def offset_commit(call: Call, request: OffsetCommitRequest) -> OffsetCommitResponse:
-    work = _Commit(call, request)
+    checked = CheckedOffsets(call, request.topics)
     refusal = check_group(call, request.group_id)
-    if refusal is None and work.offsets:
+    if refusal is None and checked.offsets:
         try:
-            await call.context.write(work.commit)
+            await call.context.write(
+                call.context.broker.groups.commit_offsets,
+                request.group_id,
+                list(checked.offsets.values()),
+                member=Identity(request.member_id, request.group_instance_id),
+                generation=request.generation_id_or_member_epoch,
+                is_old=call.version < _WITH_EPOCHS,
+            )
         except (TierlogError, OSError) as error:
             refusal = _commit_code(call, error)
-    return work.answer(refusal or Code.NONE)
+    return OffsetCommitResponse(topics=checked.answered(refusal or Code.NONE))
 
 
 def _commit_code(call: Call, error: BaseException) -> Code:
-    code = _group_code(error)
-    if code is Code.GROUP_ID_NOT_FOUND and call.version < _COMMIT_NOT_FOUND_FROM:
+    code = group_code(error)
+    if code is Code.GROUP_ID_NOT_FOUND and call.version < _WITH_EPOCHS:
         return Code.ILLEGAL_GENERATION
     return code
 
 
-class _Commit:
+class CheckedOffsets:
     """`offsets`: those that may be committed, by topic and partition; the last of one counts."""
 
-    def __init__(self, call: Call, request: OffsetCommitRequest) -> None:
-        self._call, self._request = call, request
+    def __init__(self, call: Call, topics: Iterable[CommitTopic]) -> None:
+        self._call = call
         self.offsets: dict[tuple[str, int], NewOffset] = {}
-        self._topics = [self._check(topic) for topic in request.topics]
+        self._topics = [self._check(topic) for topic in topics]
 
-    def commit(self) -> None:
-        request = self._request
-        self._call.context.broker.groups.commit_offsets(
-            request.group_id,
-            list(self.offsets.values()),
-            member=Identity(request.member_id, request.group_instance_id),
-            generation=request.generation_id_or_member_epoch,
-        )
-
-    def answer(self, code: Code) -> OffsetCommitResponse:
+    def answered(self, code: Code) -> list[_CommittedTopic]:
+        """The answer, where the commit of those that were checked had this result."""
         for topic in self._topics:
             for one in topic.partitions:
                 one.error_code = one.error_code or code
-        return OffsetCommitResponse(topics=self._topics)
+        return self._topics
 
-    def _check(self, wanted: _CommitTopic) -> _CommittedTopic:
+    def _check(self, wanted: CommitTopic) -> _CommittedTopic:
         code, found = Code.NONE, None
         try:
             found = _topic(self._call, wanted.name, wanted.topic_id)
@@ -131,11 +132,11 @@ class _Commit:
         checked = [self._check_one(found, one, code) for one in wanted.partitions]
         return _CommittedTopic(name=wanted.name, topic_id=wanted.topic_id, partitions=checked)
 
-    def _check_one(self, topic: Topic | None, one: _CommitPartition, code: Code) -> _Committed:
+    def _check_one(self, topic: Topic | None, one: CommitPartition, code: Code) -> _Committed:
         metadata = one.committed_metadata or ""
         if topic is not None:
             name = topic.record.name
-            if one.partition_index not in topic.partitions:
+            if not _has(topic, one.partition_index):
                 code = Code.UNKNOWN_TOPIC_OR_PARTITION
             elif (
                 len(metadata.encode())
@@ -156,6 +157,15 @@ class _Commit:
         return _Committed(partition_index=one.partition_index, error_code=code)
 
 
+def _has(topic: Topic, number: int) -> bool:
+    """Here, or elsewhere in the cluster."""
+    try:
+        topic.check_number(number)
+    except TierlogError:
+        return False
+    return True
+
+
 def _topic(call: Call, name: str, topic_id: bytes) -> Topic:
     """By id from version 10 on. Raises Forbidden, UnknownTopic, Refused."""
     if call.version >= _WITH_IDS:
@@ -167,18 +177,27 @@ def _topic(call: Call, name: str, topic_id: bytes) -> Topic:
 
 
 class _Asked(NamedTuple):
-    """A group's offsets that a client asks for; `topics` is None for all."""
+    """A group's offsets that a client asks for; `topics` is None for all. `stable`: none that a
+    transaction in progress may change. `member_id` and `epoch`: of a member of a consumer group.
+    """
 
     group: str
     topics: Sequence[OffsetFetchRequest.OffsetFetchRequestTopics] | None
+    stable: bool = False
+    member_id: str | None = None
+    epoch: int = -1
 
 
 async def offset_fetch(call: Call, request: OffsetFetchRequest) -> OffsetFetchResponse:
-    """What was accepted before is seen, whether or not stable offsets alone are asked for. There
-    are no transactions, so all are stable.
+    """What was accepted before is seen. Who asks for stable offsets is told where a transaction in
+    progress may change one (KIP-447).
     """
     if call.version >= _FETCH_SEVERAL_FROM:
-        asked = [_Asked(one.group_id, one.topics) for one in request.groups]
+        stable = request.require_stable
+        asked = [
+            _Asked(one.group_id, one.topics, stable, one.member_id, one.member_epoch)
+            for one in request.groups
+        ]
         return OffsetFetchResponse(groups=await call.context.read(_fetch_all, call, asked))
     (group,) = await call.context.read(_fetch_all, call, [_asked(request)])
     return _of_one(call, group)
@@ -186,14 +205,14 @@ async def offset_fetch(call: Call, request: OffsetFetchRequest) -> OffsetFetchRe
 
 def _asked(request: OffsetFetchRequest) -> _Asked:
     if request.topics is None:
-        return _Asked(request.group_id, None)
+        return _Asked(request.group_id, None, stable=request.require_stable)
     topics = [
         OffsetFetchRequest.OffsetFetchRequestTopics(
             name=one.name, partition_indexes=one.partition_indexes
         )
         for one in request.topics
     ]
-    return _Asked(request.group_id, topics)
+    return _Asked(request.group_id, topics, stable=request.require_stable)
 
 
 def _of_one(call: Call, group: _FetchedGroup) -> OffsetFetchResponse:
@@ -226,18 +245,30 @@ def _fetch_all(call: Call, asked: Iterable[_Asked]) -> list[_FetchedGroup]:
 
 def _fetch(call: Call, asked: _Asked) -> _FetchedGroup:
     code, commits = check_group(call, asked.group), dict[tuple[str, int], Commit]()
+    unstable: set[tuple[str, int]] = set()
     if code is None:
         try:
+            call.context.broker.groups.check_fetch(asked.group, asked.member_id, asked.epoch)
+            if asked.stable:  # first: what is decided meanwhile is among the commits
+                unstable = call.context.broker.groups.unstable(asked.group)
             commits = call.context.broker.groups.committed(asked.group)
         except (TierlogError, OSError) as error:
-            code = coordinator_code(error)
+            code = group_code(error)
     if code is not None:
         topics = [_refused(one, code) for one in asked.topics or ()]
         is_old = call.version < _FETCH_ERROR_FROM
         return _FetchedGroup(group_id=asked.group, error_code=code, topics=topics if is_old else [])
     if asked.topics is None:
-        return _FetchedGroup(group_id=asked.group, topics=list(_all_fetched(call, commits)))
-    found = [_topic_fetched(call, one, commits) for one in asked.topics]
+        found = list(_all_fetched(call, commits))
+    else:
+        found = [_topic_fetched(call, one, commits) for one in asked.topics]
+    for topic in found if unstable else ():
+        topic.partitions = [
+            _fetched(one.partition_index, None, Code.UNSTABLE_OFFSET_COMMIT)
+            if (topic.name, one.partition_index) in unstable
+            else one
+            for one in topic.partitions
+        ]
     return _FetchedGroup(group_id=asked.group, topics=found)
 
 
@@ -246,7 +277,9 @@ def _all_fetched(call: Call, commits: Mapping[tuple[str, int], Commit]) -> Itera
     for place, partition in sorted(commits):
         by_topic.setdefault(place, []).append(partition)
     for name, partitions in by_topic.items():
-        if call.session.grant.sees_topic(name):
+        if not call.session.grant.sees_topic(name):
+            continue
+        with suppress(UnknownTopic):  # it was deleted meanwhile
             topic = call.context.broker.topic(name)
             yield _FetchedTopic(
                 name=name,
@@ -311,11 +344,15 @@ def _each(names: Iterable[str], find: Callable[[str], _Described]) -> list[_Desc
 
 def _described(call: Call, request: DescribeGroupsRequest, name: str) -> _Described:
     code, found = check_group(call, name), GroupState(name)
+    detail = f"Group {name} not found."
     try:
         if code is None:
-            found = _seen(call, name)
+            found = seen_group(call, name)
+            if found.type != CLASSIC:
+                code, found = Code.GROUP_ID_NOT_FOUND, GroupState(name)
+                detail = f"Group {name} is not a classic group."
     except (TierlogError, OSError) as error:
-        code = _group_code(error)
+        code = group_code(error)
     if code is Code.GROUP_ID_NOT_FOUND and call.version < _DESCRIBE_NOT_FOUND_FROM:
         code = None
     described = _Described(
@@ -337,13 +374,13 @@ def _described(call: Call, request: DescribeGroupsRequest, name: str) -> _Descri
         ],
     )
     if code is Code.GROUP_ID_NOT_FOUND:
-        described.error_message = f"Group {name} not found."
+        described.error_message = detail
     if request.include_authorized_operations and code is None:
         described.authorized_operations = operations_of_group(call)
     return described
 
 
-def _seen(call: Call, name: str) -> GroupState:
+def seen_group(call: Call, name: str) -> GroupState:
     """Raises UnknownGroup, and Forbidden for a group that reads only topics of others."""
     groups = call.context.broker.groups
     found, commits = coordinator_of(call).describe(name), groups.committed(name)
@@ -355,6 +392,31 @@ def _seen(call: Call, name: str) -> GroupState:
         if topics and not any(map(call.session.grant.sees_topic, topics)):
             raise Forbidden(f"group {name!r} reads no topic that this token may see")
     return found or GroupState(name, State.EMPTY)
+
+
+def find_to_describe(
+    call: Call, name: str, find: Callable[[str], Found | None], *, kind: str
+) -> Found:
+    """A group of this kind, or Refused with what Kafka says."""
+    code = check_group(call, name)
+    if code is None:
+        try:
+            seen_group(call, name)
+            found = find(name)
+        except (TierlogError, OSError) as error:
+            code = group_code(error)
+        else:
+            if found is not None:
+                return found
+            raise Refused(Code.GROUP_ID_NOT_FOUND, f"Group {name} is not a {kind} group.")
+    is_unknown = code is Code.GROUP_ID_NOT_FOUND
+    raise Refused(code, f"Group {name} not found." if is_unknown else "")
+
+
+def check_sees(call: Call, places: Iterable[TopicPartitions]) -> None:
+    """Raises Refused if the token may not see one of the topics."""
+    if not all(call.session.grant.sees_topic(one.topic) for one in places):
+        raise Refused(Code.TOPIC_AUTHORIZATION_FAILED)
 
 
 async def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
@@ -371,18 +433,19 @@ def _listed(call: Call, request: ListGroupsRequest) -> list[ListGroupsResponse.L
     states = {one.strip().lower() for one in request.states_filter}
     types = {one.strip().lower() for one in request.types_filter}
     found = []
-    for name in call.context.broker.groups.names() if not types or CLASSIC in types else ():
+    for name in call.context.broker.groups.names():
         try:
-            group = _seen(call, name)
+            group = seen_group(call, name)
         except RequestError:  # deleted meanwhile, or of others
             continue
-        if not states or group.state.lower() in states:
+        has_state = not states or group.state.lower() in states
+        if has_state and (not types or group.type in types):
             found.append(
                 ListGroupsResponse.ListedGroup(
                     group_id=name,
                     protocol_type=group.protocol_type,
                     group_state=group.state,
-                    group_type=CLASSIC,
+                    group_type=group.type,
                 )
             )
     return found
@@ -407,9 +470,9 @@ async def _deleted(call: Call, name: str) -> Code:
             call.session.grant.check_topic(topic)
 
     try:
-        await call.context.write(call.context.broker.groups.delete, name, check=check)
+        await call.context.write(call.context.broker.delete_group, name, check=check)
     except (TierlogError, OSError) as error:
-        return _group_code(error)
+        return group_code(error)
     return Code.NONE
 
 
@@ -427,7 +490,7 @@ async def offset_delete(call: Call, request: OffsetDeleteRequest) -> OffsetDelet
     try:
         kept = await call.context.write(groups.delete_offsets, request.group_id, places)
     except (TierlogError, OSError) as error:
-        return OffsetDeleteResponse(error_code=_group_code(error))
+        return OffsetDeleteResponse(error_code=group_code(error))
     codes |= dict.fromkeys(kept, Code.GROUP_SUBSCRIBED_TO_TOPIC)
     return OffsetDeleteResponse(
         topics=[

@@ -15,9 +15,10 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from tierlog.api.kafka.calls import Answer, Call, Later
-from tierlog.api.kafka.context import NODE_ID
-from tierlog.api.kafka.error_codes import Code
+from tierlog.api.kafka.error_codes import Code, text_of
+from tierlog.api.kafka.nodes import Node, node_of, nodes_of, own_id
 from tierlog.api.serving.grants import Scope
+from tierlog.broker.coordinator_log import CoordinatorLog
 from tierlog.broker.group_coordinator.coordinator import GroupCoordinator, error_of
 from tierlog.broker.group_coordinator.group_events import (
     NO_MEMBER,
@@ -30,6 +31,7 @@ from tierlog.broker.group_coordinator.group_events import (
     Synced,
 )
 from tierlog.broker.groups import MAX_NAME_LENGTH
+from tierlog.broker.share_groups import ShareGroups
 from tierlog.record_format.errors import Forbidden, Starting, TierlogError
 from tierlog.record_format.kafka_messages.messages import (
     FindCoordinatorRequest,
@@ -47,6 +49,7 @@ from tierlog.record_format.kafka_messages.messages import (
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+Kept = CoordinatorLog | ShareGroups
 _BATCHED_FROM: Final = 4  # FindCoordinator: several keys
 _GROUP, _TRANSACTION = 0, 1  # types of keys
 _LEAVE_SEVERAL_FROM: Final = 3
@@ -56,12 +59,49 @@ _ID_REQUIRED_FROM, _NULL_PROTOCOL_FROM, _SKIP_FROM = 4, 7, 9  # JoinGroup
 # --- FindCoordinator ------------------------------------------------------------------------------
 
 
-def find_coordinator(call: Call, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
-    """Find this broker, for groups and for transactions."""
+def find_coordinator(
+    call: Call, request: FindCoordinatorRequest
+) -> Answer | Coroutine[Any, Any, Answer]:
+    """Find the leader of the partition that the key belongs to: without a cluster, this broker."""
+    if call.context.broker.cluster is None:
+        return _found(call, request, "")
+    return _find_in_cluster(call, request)
+
+
+async def _find_in_cluster(call: Call, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
+    kept, problem = _kept(call, request.key_type), ""
+    if kept is not None:
+        try:
+            await call.context.write(kept.ensure_topic)
+        except (TierlogError, OSError) as error:
+            problem = text_of(error) or "it cannot be created now"
+    found = _found(call, request, problem)
+    cluster = call.context.broker.cluster
+    if cluster is not None and _is_missing(found):  # another broker may have just come to lead it
+        await call.context.write(cluster.ask_who_leads)
+        found = _found(call, request, problem)
+    return found
+
+
+def _is_missing(found: FindCoordinatorResponse) -> bool:
+    codes = [one.error_code for one in found.coordinators] or [found.error_code]
+    return Code.COORDINATOR_NOT_AVAILABLE in codes
+
+
+def _kept(call: Call, key_type: int) -> CoordinatorLog | None:
+    broker = call.context.broker
+    if key_type == _GROUP:
+        return broker.groups.log
+    return broker.transactions.log if key_type == _TRANSACTION else None
+
+
+def _found(call: Call, request: FindCoordinatorRequest, problem: str) -> FindCoordinatorResponse:
+    """`problem`: why there is no log to find a coordinator by."""
     if call.version >= _BATCHED_FROM:
-        found = [_coordinator(call, request.key_type, key) for key in request.coordinator_keys]
+        keys = request.coordinator_keys
+        found = [_coordinator(call, request.key_type, key, problem) for key in keys]
         return FindCoordinatorResponse(coordinators=found)
-    one = _coordinator(call, request.key_type, request.key)
+    one = _coordinator(call, request.key_type, request.key, problem)
     return FindCoordinatorResponse(
         error_code=one.error_code,
         error_message=one.error_message,
@@ -71,18 +111,46 @@ def find_coordinator(call: Call, request: FindCoordinatorRequest) -> FindCoordin
     )
 
 
-def _coordinator(call: Call, key_type: int, key: str) -> FindCoordinatorResponse.Coordinator:
-    code = Code.NONE
+def _coordinator(
+    call: Call, key_type: int, key: str, problem: str
+) -> FindCoordinatorResponse.Coordinator:
+    code, node = Code.NONE, None
     if key_type == _GROUP:
         code = check_group(call, key) or Code.NONE
-    elif key_type != _TRANSACTION:
+    elif key_type == _TRANSACTION:
+        code = check_transactional_id(call, key) or Code.NONE
+    else:
         code = Code.INVALID_REQUEST
-    if code is not Code.NONE:
+    if code is Code.NONE:
+        node = None if problem else _home(call, _kept(call, key_type), key)
+        code = Code.NONE if node is not None else Code.COORDINATOR_NOT_AVAILABLE
+    if node is None:
         return FindCoordinatorResponse.Coordinator(
-            key=key, node_id=-1, port=-1, error_code=code, error_message=code.name
+            key=key, node_id=-1, port=-1, error_code=code, error_message=problem or code.name
         )
-    host, port = call.advertised
-    return FindCoordinatorResponse.Coordinator(key=key, node_id=NODE_ID, host=host, port=port)
+    return FindCoordinatorResponse.Coordinator(
+        key=key, node_id=node.node_id, host=node.host, port=node.port
+    )
+
+
+def _home(call: Call, kept: CoordinatorLog | None, key: str) -> Node | None:
+    """None if nobody is known to have it: the client asks again."""
+    assert kept is not None, "its type was checked"
+    if call.context.broker.cluster is not None:
+        try:
+            kept.check_here(key)
+        except TierlogError as error:
+            return node_of(error)
+    return next((one for one in nodes_of(call) if one.node_id == own_id(call)), None)
+
+
+def check_transactional_id(call: Call, transactional_id: str) -> Code | None:
+    """Why the client may not use it; None if it may."""
+    try:
+        call.session.grant.check_transactional_id(transactional_id)
+    except Forbidden:
+        return Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    return None if transactional_id else Code.INVALID_REQUEST
 
 
 def check_group(call: Call, name: str, scopes: tuple[Scope, ...] = (Scope.READ,)) -> Code | None:
@@ -102,22 +170,57 @@ def coordinator_of(call: Call) -> GroupCoordinator:
 
 
 def when_ready(
-    call: Call, make: Callable[[], Answer | Later], refuse: Callable[[Code], Answer]
+    call: Call,
+    kept: Kept,
+    key: str,
+    make: Callable[[], Answer | Later],
+    refuse: Callable[[Code], Answer],
 ) -> Answer | Later | Coroutine[Any, Any, Answer | Later]:
-    """Call `make` once the coordinator can be called; at once, where it already can."""
-    if call.context.broker.groups.is_ready:
-        return make()
-    return _when_ready(call, make, refuse)
+    """Call `make` once the coordinator of this group or transactional id can be called; at once,
+    where it already can.
+    """
+    if call.context.broker.cluster is not None:
+        return _when_here(call, kept, key, make, refuse)
+    return make() if kept.is_ready_for(key) else _when_ready(call, kept, key, make, refuse)
 
 
 async def _when_ready(
-    call: Call, make: Callable[[], Answer | Later], refuse: Callable[[Code], Answer]
+    call: Call,
+    kept: Kept,
+    key: str,
+    make: Callable[[], Answer | Later],
+    refuse: Callable[[Code], Answer],
 ) -> Answer | Later:
     try:
-        await call.context.write(call.context.broker.groups.prepare)
+        await call.context.write(kept.prepare_for, key)
     except (TierlogError, OSError) as error:
         return refuse(coordinator_code(error))
     return make()
+
+
+async def prepare_for(call: Call, kept: Kept, key: str) -> None:
+    """Wait until the coordinator of this key can be called. Raises what keeps it from that."""
+    if not kept.is_ready_for(key):
+        await call.context.write(kept.prepare_for, key)
+    if call.context.broker.cluster is not None:
+        kept.check_ready(key)
+
+
+async def _when_here(
+    call: Call,
+    kept: Kept,
+    key: str,
+    make: Callable[[], Answer | Later],
+    refuse: Callable[[Code], Answer],
+) -> Answer | Later:
+    """In a cluster: an answer counts if it is this broker's to give, before and after."""
+    try:
+        await prepare_for(call, kept, key)
+        answer = make()
+        kept.check_ready(key)
+    except (TierlogError, OSError) as error:
+        return refuse(coordinator_code(error))
+    return answer
 
 
 def coordinator_code(error: BaseException) -> Code:
@@ -136,15 +239,8 @@ def join_group(
     def refuse(code: Code) -> JoinGroupResponse:
         return _joined(call, Joined(GroupError.NONE, request.member_id), code)
 
-    settings = call.context.broker.settings
     if (code := check_group(call, request.group_id)) is not None:
         return refuse(code)
-    shortest, longest = (
-        settings.group_min_session_timeout_ms,
-        settings.group_max_session_timeout_ms,
-    )
-    if not shortest <= request.session_timeout_ms <= longest:
-        return refuse(Code.INVALID_SESSION_TIMEOUT)
     join = _join(call, request)
     stopped = Joined(GroupError.NOT_COORDINATOR, request.member_id)
 
@@ -158,7 +254,7 @@ def join_group(
             stop=lambda: answer(stopped),
         )
 
-    return when_ready(call, make, refuse)
+    return when_ready(call, call.context.broker.groups.log, request.group_id, make, refuse)
 
 
 def _join(call: Call, request: JoinGroupRequest) -> Join:
@@ -225,7 +321,7 @@ def sync_group(
             stop=lambda: _synced(Synced(GroupError.NOT_COORDINATOR)),
         )
 
-    return when_ready(call, make, refuse)
+    return when_ready(call, call.context.broker.groups.log, request.group_id, make, refuse)
 
 
 def _synced(body: Synced) -> Answer:
@@ -254,7 +350,7 @@ def heartbeat(
         error = coordinator_of(call).heartbeat(request.group_id, who, request.generation_id)
         return refuse(Code[error])
 
-    return when_ready(call, make, refuse)
+    return when_ready(call, call.context.broker.groups.log, request.group_id, make, refuse)
 
 
 def leave_group(
@@ -285,4 +381,4 @@ def leave_group(
             ]
         )
 
-    return when_ready(call, make, refuse)
+    return when_ready(call, call.context.broker.groups.log, request.group_id, make, refuse)

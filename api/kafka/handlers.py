@@ -15,16 +15,18 @@ from tierlog.api.kafka.cluster import (
     describe_log_dirs,
     describe_quorum,
     describe_topic_partitions,
-    describe_transactions,
     elect_leaders,
     list_partition_reassignments,
-    list_transactions,
 )
 from tierlog.api.kafka.configs import (
     alter_configs,
     describe_configs,
     incremental_alter_configs,
     list_config_resources,
+)
+from tierlog.api.kafka.consumer_groups import (
+    consumer_group_describe,
+    consumer_group_heartbeat,
 )
 from tierlog.api.kafka.fetch import fetch
 from tierlog.api.kafka.group_offsets import (
@@ -45,17 +47,35 @@ from tierlog.api.kafka.groups import (
 from tierlog.api.kafka.log_offsets import list_offsets, offset_for_leader_epoch
 from tierlog.api.kafka.metadata import metadata
 from tierlog.api.kafka.produce import produce
-from tierlog.api.kafka.producers import describe_producers, init_producer_id
+from tierlog.api.kafka.producers import describe_producers
 from tierlog.api.kafka.sasl import (
     describe_user_scram_credentials,
     sasl_authenticate,
     sasl_handshake,
+)
+from tierlog.api.kafka.share_fetch import share_acknowledge, share_fetch
+from tierlog.api.kafka.share_groups import (
+    alter_share_group_offsets,
+    delete_share_group_offsets,
+    describe_share_group_offsets,
+    share_group_describe,
+    share_group_heartbeat,
 )
 from tierlog.api.kafka.topic_changes import (
     create_partitions,
     create_topics,
     delete_records,
     delete_topics,
+)
+from tierlog.api.kafka.transactions import (
+    add_offsets_to_txn,
+    add_partitions_to_txn,
+    describe_transactions,
+    end_txn,
+    init_producer_id,
+    list_transactions,
+    txn_offset_commit,
+    write_txn_markers,
 )
 from tierlog.api.kafka.versions import api_versions
 from tierlog.record_format.kafka_messages.messages import struct_types
@@ -79,6 +99,11 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "DeleteTopics": delete_topics,
     "DeleteRecords": delete_records,
     "InitProducerId": init_producer_id,
+    "AddPartitionsToTxn": add_partitions_to_txn,
+    "AddOffsetsToTxn": add_offsets_to_txn,
+    "EndTxn": end_txn,
+    "WriteTxnMarkers": write_txn_markers,
+    "TxnOffsetCommit": txn_offset_commit,
     "DeleteGroups": delete_groups,
     "OffsetDelete": offset_delete,
     "OffsetForLeaderEpoch": offset_for_leader_epoch,
@@ -102,8 +127,17 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "DescribeProducers": describe_producers,
     "DescribeTransactions": describe_transactions,
     "ListTransactions": list_transactions,
+    "ConsumerGroupHeartbeat": consumer_group_heartbeat,
+    "ConsumerGroupDescribe": consumer_group_describe,
     "ListConfigResources": list_config_resources,
     "DescribeTopicPartitions": describe_topic_partitions,
+    "ShareGroupHeartbeat": share_group_heartbeat,
+    "ShareGroupDescribe": share_group_describe,
+    "ShareFetch": share_fetch,
+    "ShareAcknowledge": share_acknowledge,
+    "DescribeShareGroupOffsets": describe_share_group_offsets,
+    "AlterShareGroupOffsets": alter_share_group_offsets,
+    "DeleteShareGroupOffsets": delete_share_group_offsets,
 }
 _PIPELINED: Final = frozenset(("Produce",))
 # Also before a client has authenticated.

@@ -120,6 +120,7 @@ class _ListOffsets:
             return
         found.offset = special.offset(partition)
         if timestamp == _LATEST:
+            partition.check_end_known()
             now = partition.offsets()
             found.offset = now.last_stable_offset if self._committed else now.high_watermark
             self._set_epoch(found, now.leader_epoch)

@@ -46,6 +46,7 @@ _OF_TOPIC: Final[_Table] = {
 _OF_CLUSTER: Final[_Table] = {
     Scope.READ: _DESCRIBING,
     Scope.PRODUCE: (*_DESCRIBING, Operation.IDEMPOTENT_WRITE),
+    Scope.CLUSTER: (Operation.CLUSTER_ACTION,),
     Scope.ADMIN: (
         Operation.CLUSTER_ACTION,
         Operation.IDEMPOTENT_WRITE,

@@ -7,20 +7,26 @@
 * One callback a request, made by the thread that completes its last append.
 * A partition that fails has its code in the answer; the others are appended. With acks=0 there is
   no answer: the connection ends.
+* A transaction's first batch in a partition waits until the coordinator has noted the partition,
+  for a client of V2 (KIP-890), or has said that it is noted, where another broker coordinates; or
+  until it is loaded.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
 from tierlog.api.kafka.calls import Answer, Call, EndConnection, Later
 from tierlog.api.kafka.error_codes import Code, Refused, code_of, text_of
+from tierlog.api.kafka.groups import check_transactional_id
+from tierlog.api.kafka.nodes import node_of
 from tierlog.api.kafka.partitions import topic_of, topic_of_id
 from tierlog.api.kafka.settings import MIB
+from tierlog.api.kafka.transactions import begin_in, transactions_of
 from tierlog.api.serving.grants import Scope
 from tierlog.api.serving.produced_batches import (
     check_batches,
@@ -29,15 +35,20 @@ from tierlog.api.serving.produced_batches import (
     stays_as_produced,
 )
 from tierlog.api.serving.workers import call_on_loop
+from tierlog.broker.data_folder import TopicPartition
 from tierlog.broker.partition import Partition
+from tierlog.broker.transaction_coordinator.transaction import ProducerEpoch
 from tierlog.hot_tier.log_writer import Acks, AppendResult
+from tierlog.hot_tier.producer_state import Verify
 from tierlog.record_format import codecs
 from tierlog.record_format.batch import TRANSACTIONAL_BIT
 from tierlog.record_format.errors import (
     InvalidRecord,
     LogOfflineError,
+    NotLeader,
     RequestTooLarge,
     TierlogError,
+    TransactionRefused,
 )
 from tierlog.record_format.kafka_messages.messages import (
     ProduceRequest,
@@ -48,6 +59,17 @@ from tierlog.record_format.produced import ProducedBatches
 _ACKS: Final = {acks.value: acks for acks in Acks}
 _BY_ID: Final = 13  # the first version that names topics by their ids
 _WITH_ZSTD: Final = 7
+_WITH_LEADERS: Final = 10  # who leads instead (KIP-951)
+_KNOWS_ABORTABLE: Final = 11
+_ADDS_PARTITIONS: Final = 12  # to the transaction (KIP-890)
+_COMES_AGAIN: Final = frozenset(
+    {
+        Code.CONCURRENT_TRANSACTIONS,
+        Code.COORDINATOR_LOAD_IN_PROGRESS,
+        Code.COORDINATOR_NOT_AVAILABLE,
+        Code.NOT_COORDINATOR,
+    }
+)
 _ATTRIBUTES_AT: Final = 22  # in a batch, of those that are in use
 _INLINE_BYTES: Final = MIB  # of uncompressed batches, checked on the event loop
 _INLINE_COMPRESSED_BYTES: Final = 16 << 10
@@ -68,20 +90,37 @@ class _Piece:
         self.appended: Future[AppendResult] | None = None
         self.error: BaseException | None = None
 
+    @property
+    def place(self) -> TopicPartition:
+        assert self.partition is not None, "it was found"
+        return self.partition.topic, self.partition.number
+
+    @property
+    def producer(self) -> ProducerEpoch:
+        assert self.produced is not None, "it was checked"
+        header = self.produced.headers[0]
+        return ProducerEpoch(header.producer_id, header.producer_epoch)
+
 
 def produce(
     call: Call, request: ProduceRequest
 ) -> Answer | Later | Coroutine[Any, Any, Answer | Later]:
     work = _Produce(call, request)
-    if work.is_small and work.check_inline():
-        return work.append()
-    return work.check_in_thread()
+    if not (work.is_small and work.check_inline()):
+        return work.check_in_thread()
+    return work.begin_transactions() if work.waits_for_coordinator else work.append()
 
 
 class _Produce:
     def __init__(self, call: Call, request: ProduceRequest) -> None:
         self._call, self._request = call, request
         self._acks = _ACKS.get(request.acks)
+        self._transactional_id = request.transactional_id
+        self._refusal = (
+            None
+            if request.transactional_id is None
+            else check_transactional_id(call, request.transactional_id)
+        )
         self._pieces = [
             self._found(topic, data)
             for topic in request.topic_data
@@ -96,6 +135,8 @@ class _Produce:
         records = data.records
         piece = _Piece(data.index, records if isinstance(records, memoryview) else memoryview(b""))
         try:
+            if self._refusal is not None:
+                raise Refused(self._refusal)
             if self._acks is None:
                 raise Refused(Code.INVALID_REQUIRED_ACKS, f"acks is {self._request.acks}")
             piece.partition = self._partition(topic, data.index)
@@ -131,7 +172,7 @@ class _Produce:
     async def check_in_thread(self) -> Answer | Later:
         most = self._call.context.settings.expanded_max_bytes
         await self._call.context.parse(self.check, expanded_max_bytes=most)
-        return self.append()
+        return await self.begin_transactions() if self.waits_for_coordinator else self.append()
 
     def check(self, *, expanded_max_bytes: int) -> None:
         for piece in self._pieces:
@@ -147,15 +188,17 @@ class _Produce:
     def _checked(
         self, partition: Partition, records: memoryview, expanded_max_bytes: int
     ) -> ProducedBatches:
-        config = partition.log.config
+        config = partition.config
         limits = limits_of(
             config,
             now_ms=self._call.context.broker.clock(),
             expanded_max_bytes=expanded_max_bytes,
             batch_max_bytes=expanded_max_bytes,
             records=self._call.context.settings.records_max,
+            transactions=True,
         )
-        _refuse_transactions(records)
+        if self._transactional_id is None:
+            _refuse_transactions(records)
         produced = check_batches(records, limits, config.compression_type)
         if len(produced.headers) > 1:
             raise InvalidRecord("a partition's records must be one batch")
@@ -163,6 +206,48 @@ class _Produce:
             detail = f"zstd needs version {_WITH_ZSTD} of Produce"
             raise Refused(Code.UNSUPPORTED_COMPRESSION_TYPE, detail)
         return produced
+
+    # --- transactions -----------------------------------------------------------------------------
+
+    @property
+    def waits_for_coordinator(self) -> bool:
+        transactional_id = self._transactional_id
+        if transactional_id is None or not any(map(_is_transactional, self._pieces)):
+            return False
+        transactions = transactions_of(self._call)
+        if not transactions.log.is_ready_for(transactional_id):
+            return True
+        asks = self._call.version >= _ADDS_PARTITIONS or not transactions.is_here(transactional_id)
+        return asks and any(self._new_pieces(transactional_id))
+
+    def _new_pieces(self, transactional_id: str) -> Iterator[_Piece]:
+        """Those whose partitions are not in the transaction yet."""
+        transactions = transactions_of(self._call)
+        for piece in filter(_is_transactional, self._pieces):
+            try:
+                transactions.check_takes_part(transactional_id, piece.producer, piece.place)
+            except TransactionRefused:
+                yield piece
+
+    async def begin_transactions(self) -> Answer | Later:
+        """Have the partitions that are new in the transaction noted, or, by clients before V2,
+        looked for where another broker coordinates; then append.
+        """
+        transactional_id, new = self._transactional_id, list[_Piece]()
+        assert transactional_id is not None, "it has transactional batches"
+        transactions, adds = transactions_of(self._call), self._call.version >= _ADDS_PARTITIONS
+        try:
+            if not transactions.log.is_ready_for(transactional_id):
+                await self._call.context.write(transactions.log.prepare_for, transactional_id)
+            if adds or not transactions.is_here(transactional_id):
+                new = list(self._new_pieces(transactional_id))
+            if new:
+                places, producer = [piece.place for piece in new], new[0].producer
+                await begin_in(self._call, transactional_id, producer, places, adds=adds)
+        except (TierlogError, OSError) as error:
+            for piece in new or filter(_is_transactional, self._pieces):
+                piece.error, piece.produced = error, None
+        return self.append()
 
     # --- appending --------------------------------------------------------------------------------
 
@@ -175,7 +260,9 @@ class _Produce:
                 and self._acks is not None
             ):
                 try:
-                    piece.appended = piece.partition.append(piece.produced, acks=self._acks)
+                    piece.appended = piece.partition.append(
+                        piece.produced, acks=self._acks, verify=self._verify(piece)
+                    )
                 except TierlogError as error:
                     piece.error = error
         waits = [piece.appended for piece in self._pieces if piece.appended is not None]
@@ -192,7 +279,26 @@ class _Produce:
                 later.set_exception(end)
 
         _when_all_done(waits, complete)
+        if self._acks is Acks.ALL and any(map(_is_replicated, self._pieces)):
+            self._expire(later, complete)
         return later
+
+    def _expire(self, later: Later, complete: Callable[[], None]) -> None:
+        """Answer once the client's time is over: replicas in sync may be silent for longer."""
+
+        def expire() -> None:
+            for piece in self._pieces:
+                if piece.appended is not None and not piece.appended.done():
+                    piece.appended, piece.error = None, Refused(Code.REQUEST_TIMED_OUT)
+            complete()
+
+        timer = later.get_loop().call_later(max(0, self._request.timeout_ms) / 1000, expire)
+        later.add_done_callback(lambda _: timer.cancel())
+
+    def _verify(self, piece: _Piece) -> Verify | None:
+        if self._transactional_id is None:
+            return None
+        return transactions_of(self._call).verify(self._transactional_id, piece.place)
 
     def _answer(self) -> Answer:
         for piece in self._pieces:
@@ -209,16 +315,33 @@ class _Produce:
                 ProduceResponse.TopicProduceResponse(
                     name=topic.name,
                     topic_id=topic.topic_id,
-                    partition_responses=[_result(next(pieces)) for _ in topic.partition_data],
+                    partition_responses=[
+                        _result(next(pieces), self._call.version) for _ in topic.partition_data
+                    ],
                 )
                 for topic in self._request.topic_data
-            ]
+            ],
+            node_endpoints=self._leaders() if self._call.version >= _WITH_LEADERS else [],
         )
+
+    def _leaders(self) -> list[ProduceResponse.NodeEndpoint]:
+        """Of the partitions that other brokers lead."""
+        found = {node_of(piece.error) for piece in self._pieces if piece.error is not None}
+        return [ProduceResponse.NodeEndpoint(*one) for one in found if one is not None]
 
 
 def _refuse_transactions(records: memoryview) -> None:
     if len(records) > _ATTRIBUTES_AT and records[_ATTRIBUTES_AT] & TRANSACTIONAL_BIT:
-        raise Refused(Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not supported")
+        detail = "a batch of a transaction, without a transactional id"
+        raise Refused(Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, detail)
+
+
+def _is_transactional(piece: _Piece) -> bool:
+    return piece.produced is not None and piece.produced.headers[0].is_transactional
+
+
+def _is_replicated(piece: _Piece) -> bool:
+    return piece.partition is not None and piece.partition.term is not None
 
 
 def _work_bytes(piece: _Piece) -> int:
@@ -227,7 +350,7 @@ def _work_bytes(piece: _Piece) -> int:
         return 0
     size_bytes = len(piece.records)
     is_plain = is_small_uncompressed_batch(piece.records)
-    if is_plain and stays_as_produced(piece.partition.log.config.compression_type):
+    if is_plain and stays_as_produced(piece.partition.config.compression_type):
         return size_bytes
     return size_bytes * _EXPANDED_PER_BYTE
 
@@ -254,9 +377,9 @@ def _cause(partition: Partition | None, error: BaseException) -> BaseException:
     return error
 
 
-def _result(piece: _Piece) -> ProduceResponse.PartitionProduceResponse:
+def _result(piece: _Piece, version: int) -> ProduceResponse.PartitionProduceResponse:
     if piece.error is not None or piece.appended is None:
-        return _failure(piece.number, piece.error)
+        return _failure(piece.number, piece.error, version)
     result = piece.appended.result()
     time_ms = result.log_append_time
     return ProduceResponse.PartitionProduceResponse(
@@ -267,14 +390,30 @@ def _result(piece: _Piece) -> ProduceResponse.PartitionProduceResponse:
     )
 
 
-def _failure(number: int, error: BaseException | None) -> ProduceResponse.PartitionProduceResponse:
+def _produce_code(code: Code, version: int) -> Code:
+    """What Kafka's partition leader makes of its transaction's coordinator's refusal."""
+    if code is Code.PRODUCER_FENCED:
+        return Code.INVALID_PRODUCER_EPOCH
+    if code is Code.TRANSACTION_ABORTABLE and version < _KNOWS_ABORTABLE:
+        return Code.INVALID_TXN_STATE
+    if code is Code.CONCURRENT_TRANSACTIONS and version >= _ADDS_PARTITIONS:
+        return code
+    return Code.NOT_ENOUGH_REPLICAS if code in _COMES_AGAIN else code
+
+
+def _failure(
+    number: int, error: BaseException | None, version: int
+) -> ProduceResponse.PartitionProduceResponse:
     assert error is not None, "it was appended or refused"
     records = error.records if isinstance(error, InvalidRecord) else ()
     text = text_of(error)
-    return ProduceResponse.PartitionProduceResponse(
+    failed = ProduceResponse.PartitionProduceResponse(
         index=number,
-        error_code=code_of(error),
+        error_code=_produce_code(code_of(error), version),
         base_offset=-1,
         record_errors=[ProduceResponse.BatchIndexAndErrorMessage(one, text) for one in records],
         error_message=text,
     )
+    if isinstance(error, NotLeader) and version >= _WITH_LEADERS:
+        failed.current_leader = ProduceResponse.LeaderIdAndEpoch(error.node_id, error.leader_epoch)
+    return failed

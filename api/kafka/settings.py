@@ -42,3 +42,4 @@ class KafkaSettings:
     fetch_max_bytes: int = 55 * MIB  # fetch.max.bytes
     remote_fetch_max_wait_ms: int = 500  # remote.fetch.max.wait.ms
     fetch_sessions_max: int = 1000  # max.incremental.fetch.session.cache.slots
+    share_sessions_max: int = 2000  # group.share.max.share.sessions

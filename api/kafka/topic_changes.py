@@ -2,19 +2,18 @@
 controller (ReplicationControlManager, ControllerApis).
 
 * Each topic is changed or refused by itself; one that is named twice is refused.
-* A cluster of one has one replica of everything: -1 or 1.
+* What may be asked of replicas is the broker's to say (`broker.topic_replicas`).
 """
 
 from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 from tierlog.api.kafka.calls import Call
 from tierlog.api.kafka.config_entries import entries_of
-from tierlog.api.kafka.context import NODE_ID
 from tierlog.api.kafka.error_codes import Code, Refused, code_of, text_of
 from tierlog.api.kafka.partitions import ADMINISTERING, NO_ID, topic_of, topic_of_id
 from tierlog.broker.internal_topics import check_may_alter, check_may_create, check_may_delete
@@ -74,25 +73,30 @@ async def _create(
     call.session.grant.check_topic(name)
     call.session.grant.check_scopes(ADMINISTERING)
     check_may_create(name)
-    partitions = _partition_count(call, wanted)
-    config = _config_of(wanted)
+    asked: Any = {
+        "partitions": _partition_count(call, wanted),
+        "config": _config_of(wanted),
+        "replication_factor": _factor_of(wanted),
+        "replicas": {one.partition_index: one.broker_ids for one in wanted.assignments},
+    }
     if validate_only:
-        broker.check_new_topic(name, partitions=partitions, config=config)
-        topic_id, effective = uuid.uuid4().bytes, LogConfig.parse(config)
+        factor = broker.check_new_topic(name, **asked)
+        topic_id, effective = uuid.uuid4().bytes, LogConfig.parse(asked["config"])
     else:
-        await call.context.write(broker.create_topic, name, partitions=partitions, config=config)
+        await call.context.write(broker.create_topic, name, **asked)
         topic = broker.topic(name)
         topic_id, effective = parse_topic_id(topic.record.topic_id).bytes, topic.config
+        factor = topic.record.replication_factor
     return CreateTopicsResponse.CreatableTopicResult(
         name=name,
         topic_id=topic_id,
-        num_partitions=partitions,
-        replication_factor=1,
+        num_partitions=asked["partitions"],
+        replication_factor=factor,
         configs=[
             CreateTopicsResponse.CreatableTopicConfigs(
                 name=entry.name, value=entry.value, config_source=entry.source
             )
-            for entry in entries_of(effective)
+            for entry in entries_of(effective, replication_factor=factor)
         ],
     )
 
@@ -101,8 +105,6 @@ def _partition_count(call: Call, wanted: CreateTopicsRequest.CreatableTopic) -> 
     """Raises Refused."""
     if wanted.assignments:
         return _assigned_count(wanted)
-    if wanted.replication_factor not in (_DEFAULT, 1):
-        raise _bad_replication(wanted.replication_factor)
     if wanted.num_partitions < _DEFAULT or wanted.num_partitions == 0:
         raise Refused(
             Code.INVALID_PARTITIONS,
@@ -113,14 +115,15 @@ def _partition_count(call: Call, wanted: CreateTopicsRequest.CreatableTopic) -> 
     return wanted.num_partitions
 
 
-def _bad_replication(factor: int) -> Refused:
-    text = "Replication factor must be larger than 0, or -1 to use the default value."
-    if factor > 1:
-        text = (
-            f"Unable to replicate the partition {factor} time(s): The target replication factor of "
-            f"{factor} cannot be reached because only 1 broker(s) are registered."
+def _factor_of(wanted: CreateTopicsRequest.CreatableTopic) -> int | None:
+    """Raises Refused."""
+    factor = wanted.replication_factor
+    if factor < _DEFAULT or factor == 0:
+        raise Refused(
+            Code.INVALID_REPLICATION_FACTOR,
+            "Replication factor must be larger than 0, or -1 to use the default value.",
         )
-    return Refused(Code.INVALID_REPLICATION_FACTOR, text)
+    return None if factor == _DEFAULT else factor
 
 
 def _assigned_count(wanted: CreateTopicsRequest.CreatableTopic) -> int:
@@ -138,28 +141,7 @@ def _assigned_count(wanted: CreateTopicsRequest.CreatableTopic) -> int:
             Code.INVALID_REPLICA_ASSIGNMENT,
             "partitions should be a consecutive 0-based integer sequence",
         )
-    check_replicas(one.broker_ids for one in wanted.assignments)
     return len(numbers)
-
-
-def check_replicas(assigned: Iterable[Sequence[int]]) -> None:
-    """Raises Refused for any but this one broker."""
-    for replicas in assigned:
-        unknown = [replica for replica in replicas if replica != NODE_ID]
-        problem = ""
-        if not replicas:
-            problem = "The manual partition assignment includes an empty replica list."
-        elif unknown:
-            problem = (
-                f"The manual partition assignment includes broker {unknown[0]}, but no such broker "
-                "is registered."
-            )
-        elif len(replicas) > 1:
-            problem = (
-                f"The manual partition assignment includes the broker {NODE_ID} more than once."
-            )
-        if problem:
-            raise Refused(Code.INVALID_REPLICA_ASSIGNMENT, problem)
 
 
 def _config_of(wanted: CreateTopicsRequest.CreatableTopic) -> dict[str, ConfigValue]:
@@ -240,27 +222,28 @@ async def _add_partitions(
             f"The topic {wanted.name} currently has {count} partition(s); {wanted.count} would not "
             "be an increase.",
         )
-    if wanted.assignments is not None:
-        _check_assignments(wanted, added=wanted.count - count)
+    _check_assignments(wanted, added=wanted.count - count)
     check_may_alter(wanted.name, config={}, partitions=wanted.count)
+    given = enumerate(wanted.assignments or (), count)
+    replicas = {number: one.broker_ids for number, one in given}
     if validate_only:
-        broker.check_altered_topic(wanted.name, partitions=wanted.count)
+        broker.check_altered_topic(wanted.name, partitions=wanted.count, replicas=replicas)
     else:
-        await call.context.write(broker.alter_topic, wanted.name, partitions=wanted.count)
+        await call.context.write(
+            broker.alter_topic, wanted.name, partitions=wanted.count, replicas=replicas
+        )
         call.context.waiting.wake_topic(topic)
 
 
 def _check_assignments(
     wanted: CreatePartitionsRequest.CreatePartitionsTopic, *, added: int
 ) -> None:
-    given = wanted.assignments or []
-    if len(given) != added:
+    if wanted.assignments is not None and len(wanted.assignments) != added:
         raise Refused(
             Code.INVALID_REPLICA_ASSIGNMENT,
-            f"Attempted to add {added} additional partition(s), but only {len(given)} "
+            f"Attempted to add {added} additional partition(s), but only {len(wanted.assignments)} "
             "assignment(s) were specified.",
         )
-    check_replicas(one.broker_ids for one in given)
 
 
 # --- DeleteRecords --------------------------------------------------------------------------------

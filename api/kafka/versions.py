@@ -3,8 +3,8 @@
 * Its answer has the response header of version 0 in every version. A version that is not known is
   answered in version 0, with the error and the range of ApiVersions itself, from which a client
   finds one that both know (KIP-511).
-* No feature is finalized: without `transaction.version=2` clients speak transactions as before
-  KIP-890.
+* `transaction.version=2`: clients may speak transactions by KIP-890; `group.version=1`: groups by
+  KIP-848; `share.version=1`: share groups (KIP-932).
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ from tierlog.record_format.kafka_messages.messages import ApiVersionsRequest, Ap
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")  # KIP-511
 _FIRST_WITH_NAME: Final = 3
+_FIRST_WITH_LEVEL_0: Final = 4  # of a feature: clients of version 3 fail on it (KAFKA-17011)
+_FEATURES: Final = {
+    "group.version": 1,
+    "share.version": 1,
+    "transaction.version": 2,
+}  # finalized, at their highest level
 
 
 def api_versions(calls: Calls) -> Handler:
@@ -31,7 +37,19 @@ def api_versions(calls: Calls) -> Handler:
             if not (_NAME.fullmatch(name) and _NAME.fullmatch(version)):
                 return ApiVersionsResponse(error_code=Code.INVALID_REQUEST)
             call.session.software = f"{name} {version}"
-        return ApiVersionsResponse(api_keys=[_range(api) for api in served_apis(calls)])
+        return ApiVersionsResponse(
+            api_keys=[_range(api) for api in served_apis(calls)],
+            supported_features=[
+                ApiVersionsResponse.SupportedFeatureKey(name, 0, level)
+                for name, level in _FEATURES.items()
+                if call.version >= _FIRST_WITH_LEVEL_0
+            ],
+            finalized_features_epoch=0,
+            finalized_features=[
+                ApiVersionsResponse.FinalizedFeatureKey(name, level, level)
+                for name, level in _FEATURES.items()
+            ],
+        )
 
     return handle
 

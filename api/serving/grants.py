@@ -1,6 +1,7 @@
 """What a caller may do, whichever door it came through.
 
 * `admin` includes the other scopes. A token with a prefix sees no other topic, in any call.
+* `cluster` is for what the brokers of a cluster ask of each other, and reads no record.
 * Whoever may produce to a topic may describe it, as with Kafka, where Write implies Describe: a
   producer has to know the partitions.
 """
@@ -17,6 +18,7 @@ class Scope(StrEnum):
     READ = "read"
     PRODUCE = "produce"
     ADMIN = "admin"
+    CLUSTER = "cluster"
 
 
 class Grant(NamedTuple):
@@ -32,6 +34,11 @@ class Grant(NamedTuple):
             named = " or ".join(scopes)
             raise Forbidden(f"this call needs a token with the scope {named}")
 
+    @property
+    def is_broker(self) -> bool:
+        """Of the cluster."""
+        return bool(self.name) and Scope.CLUSTER in self.scopes
+
     def sees_topic(self, topic: str) -> bool:
         return topic.startswith(self.topics)
 
@@ -39,6 +46,16 @@ class Grant(NamedTuple):
         """Raises Forbidden, whether or not the topic exists."""
         if not self.sees_topic(topic):
             raise Forbidden(f"this token is limited to topics that begin with {self.topics!r}")
+
+    def check_transactional_id(self, transactional_id: str) -> None:
+        """Raises Forbidden unless the token may produce, and the id has the prefix that the token's
+        topics have: or it could fence producers of others.
+        """
+        self.check_scopes((Scope.PRODUCE,))
+        if not self.sees_topic(transactional_id):
+            raise Forbidden(
+                f"this token is limited to transactional ids that begin with {self.topics!r}"
+            )
 
 
 EVERYTHING: Final = Grant("", frozenset(Scope))  # where no tokens are required

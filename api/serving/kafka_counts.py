@@ -20,6 +20,8 @@ class KafkaCounts:
     requests: dict[tuple[str, ...], float] = field(default_factory=dict)  # by API and error
 
     def answered(self, api: str, error: str) -> None:
-        """Count an answered request. Both have few values: never text that a client chose."""
+        """Count an answered request, once under each of its errors. Both have few values: never
+        text that a client chose.
+        """
         labels = (api, error)
         self.requests[labels] = self.requests.get(labels, 0) + 1

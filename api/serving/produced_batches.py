@@ -23,7 +23,13 @@ _FEW_RECORDS: Final = 4096
 
 
 def limits_of(
-    config: LogConfig, *, now_ms: int, expanded_max_bytes: int, batch_max_bytes: int, records: int
+    config: LogConfig,
+    *,
+    now_ms: int,
+    expanded_max_bytes: int,
+    batch_max_bytes: int,
+    records: int,
+    transactions: bool = False,
 ) -> ProduceLimits:
     """The batches may decompress to `expanded_max_bytes`, each to `batch_max_bytes`, and have this
     many records.
@@ -38,6 +44,7 @@ def limits_of(
         max_expanded_batch_bytes=batch_max_bytes,
         max_records=records,
         require_keys=config.compacts,
+        allow_transactions=transactions,
     )
 
 

@@ -154,7 +154,9 @@ def create_token(
     if not _TOPICS.match(topics):
         raise ConfigurationError(f"no topic's name can begin with {topics!r}")
     if not scopes:
-        raise ConfigurationError("a token needs at least one scope: read, produce or admin")
+        raise ConfigurationError(
+            "a token needs at least one scope: read, produce, admin or cluster"
+        )
     token = _PREFIX + secrets.token_urlsafe(32)
     entry = TokenEntry(
         name=name,

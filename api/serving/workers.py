@@ -16,7 +16,7 @@ from concurrent.futures import Executor, Future
 from contextvars import Context
 from typing import Any
 
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition import Readable
 from tierlog.host.file_slice import HoldsFiles
 from tierlog.host.threads import Threads
 
@@ -38,7 +38,7 @@ class Workers:
         self._pools.append(Threads(threads, name=name))
         return self._pools[-1]
 
-    def threads_for(self, partition: Partition, offset: int) -> Executor:
+    def threads_for(self, partition: Readable, offset: int) -> Executor:
         """Those of the tier that holds this offset."""
         is_cold = offset < partition.offsets().local_log_start_offset
         return self.cold_readers if is_cold else self.readers

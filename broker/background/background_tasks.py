@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -33,15 +33,23 @@ from tierlog.broker.background.task_failures import RoundTask, TaskFailures
 from tierlog.broker.bucket import Bucket
 from tierlog.broker.data_folder import DataFolder
 from tierlog.broker.disk_reserve import CHECK_S, DiskReserve
+from tierlog.broker.group_configs import GroupConfigs
 from tierlog.broker.groups import Groups
 from tierlog.broker.holes import Holes
 from tierlog.broker.live_topics import LiveTopics
+from tierlog.broker.partition import Partition
 from tierlog.broker.settings import BrokerSettings
+from tierlog.broker.share_groups import ShareGroups
 from tierlog.broker.topic_registry import TopicRecord
 from tierlog.broker.topics import Topic
+from tierlog.broker.transactions import Transactions
 from tierlog.host.deferred_errors import DeferredErrors
 from tierlog.host.retry import backoff_s
+from tierlog.manifest.forced_claims import ForcedClaims
 from tierlog.record_format.errors import FencedError, TierlogError
+
+if TYPE_CHECKING:
+    from tierlog.broker.cluster.cluster import Cluster
 
 log = structlog.get_logger(__name__)
 
@@ -131,6 +139,15 @@ DELETION_INTERVAL_MAX_S: Final = 60.0  # each attempt costs a dozen requests or 
 GROUPS_INTERVAL_S: Final = 10.0
 
 
+LOOK_INTERVAL_S: Final = 0.5  # whether it is time to look who lives
+
+
+REPLICAS_INTERVAL_S: Final = 0.5  # what is due for the replicas
+
+
+REPORT_INTERVAL_S: Final = 1.0  # what the other brokers lead, asked of them
+
+
 class BackgroundTasks:
     """Thread-safe. `copying.wake` starts the next round at once."""
 
@@ -142,6 +159,8 @@ class BackgroundTasks:
         *,
         topics: LiveTopics,
         groups: Groups,
+        transactions: Transactions,
+        share_groups: ShareGroups,
         reserve: DiskReserve,
         clock: Callable[[], int],
     ) -> None:
@@ -155,8 +174,12 @@ class BackgroundTasks:
             holes=self.holes,
             failures=self.failures,
         )
+        in_cluster = bucket is not None and settings.cluster_join
         self.fence_checker = FenceChecker(
-            topics.partitions, self.failures, bucket.silence if bucket is not None else None
+            topics.partitions,
+            self.failures,
+            bucket.silence if bucket is not None else None,
+            forced_claims=ForcedClaims(bucket.store) if bucket and in_cluster else None,
         )
         self.janitor = Janitor(
             topics, settings, clock=clock, holes=self.holes, failures=self.failures
@@ -180,19 +203,45 @@ class BackgroundTasks:
             interval_max_s=DELETION_INTERVAL_MAX_S,
         )
         self._group_keeping = task("groups", groups.run_round, interval_s=GROUPS_INTERVAL_S)
+        self._transaction_keeping = task(
+            "transactions", transactions.run_round, interval_s=GROUPS_INTERVAL_S
+        )
+        self._share_keeping = task(
+            "share-groups", share_groups.run_round, interval_s=GROUPS_INTERVAL_S
+        )
         cleaner_s, fence_s = settings.log_cleaner_backoff_ms / 1000, settings.fence_check_ms / 2000
         checkpoint_s = settings.recovery_checkpoint_ms / 1000
-        self._tasks = (  # in the order in which they start; they stop in reverse order
+        # In the order in which they start; they stop in reverse order.
+        self._tasks: tuple[PeriodicTask, ...] = (
             task("disk-reserve", self._check_reserve, interval_s=CHECK_S),
             self.copying,
             self.deleting,
             self._group_keeping,
+            self._transaction_keeping,
+            self._share_keeping,
             task("janitor", self.janitor.disk_round, interval_s=check_s),
             task("bucket", self.janitor.bucket_round, interval_s=check_s),
             task("compactor", self.compactor.run_round, interval_s=cleaner_s),
             task("fence-checker", self.fence_checker.run_round, interval_s=fence_s),
             task("checkpoints", topics.checkpoints.save, interval_s=checkpoint_s),
         )
+        self._at_once = [self._group_keeping]
+
+    def add_cluster(self, cluster: Cluster, group_configs: GroupConfigs) -> None:
+        """What a broker of a cluster does besides. Call it before `start`."""
+        task = partial(PeriodicTask, failures=self.failures)
+        beat_s = self._settings.heartbeat_interval_ms / 1000
+        replicas_s = min(REPLICAS_INTERVAL_S, beat_s)
+        tasks = (
+            task("heartbeat", cluster.members.beat, interval_s=beat_s),
+            task("members", cluster.members.look_around, interval_s=min(beat_s, LOOK_INTERVAL_S)),
+            task("cluster", cluster.run_round, interval_s=REPORT_INTERVAL_S),
+            task("balance", cluster.moves.run_round, interval_s=REPORT_INTERVAL_S),
+            task("replicas", cluster.replicas.run_round, interval_s=replicas_s),
+            task("group-configs", group_configs.load, interval_s=REPORT_INTERVAL_S),
+        )
+        self._tasks += tasks
+        self._at_once += tasks
 
     def start(self) -> None:
         """If the store responds, it is known when this returns whether another folder has taken a
@@ -205,7 +254,8 @@ class BackgroundTasks:
         self._check_reserve()  # the task's first round is CHECK_S away
         for task in self._tasks:
             task.start()
-        self._group_keeping.wake()
+        for task in self._at_once:
+            task.wake()
 
     def stop(self, deadline_s: float) -> None:
         self.copier.stop()
@@ -226,7 +276,7 @@ class BackgroundTasks:
         for partition in partitions:
             partition.check_leadership()
             with partition.reporting_defunct():
-                partition.log.roll()
+                partition.upkeep.roll()
         copier.reset_backoff(partitions)
         self.copying.wake()
         if wait_ms is not None and copier.wait_until_done(partitions, timeout_s=wait_ms / 1000):
@@ -240,6 +290,12 @@ class BackgroundTasks:
             after.uploaded_bytes - before.uploaded_bytes,
             after.remaining_segments,
         )
+
+    def offload_partition(self, partition: Partition, timeout_s: float) -> bool:
+        """Upload what is sealed of it; whether all was within this time."""
+        self.copier.reset_backoff([partition])
+        self.copying.wake()
+        return self.copier.wait_until_done([partition], timeout_s=timeout_s)
 
     def copy_round(self) -> None:
         if self._bucket is None or not self._bucket.store_status.poll():

@@ -8,7 +8,7 @@
 * Nothing is uploaded before the partition is claimed, and no object counts before a manifest that
   names it is committed. Objects that were uploaded but not committed are orphans; the janitor
   collects them.
-* If compaction replaced segments, the bucket follows (`follow_compaction`), but only once it has
+* If compaction replaced segments, the bucket follows (`broker.compaction`), but only once it has
   everything that compaction relied on.
 """
 
@@ -24,7 +24,6 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 import structlog
 
-from tierlog.broker.background.compactor import follow_compaction
 from tierlog.broker.background.task_failures import TaskFailures
 from tierlog.broker.holes import Holes
 from tierlog.broker.partition import Partition
@@ -41,7 +40,6 @@ from tierlog.record_format.errors import (
     ShuttingDown,
     StoreUnavailable,
     TierlogError,
-    UnknownSegment,
 )
 
 log = structlog.get_logger(__name__)
@@ -164,11 +162,10 @@ class _Turn(NamedTuple):
 class _Offload:
     """A partition's work, and its uploads so far. Guarded by the copier's lock."""
 
-    __slots__ = ("replaced_below", "uploaded_bytes", "uploaded_segments", "work")
+    __slots__ = ("uploaded_bytes", "uploaded_segments", "work")
 
     def __init__(self) -> None:
         self.work = Work()
-        self.replaced_below: tuple[int, int] | None = None  # see `_may_mirror`
         self.uploaded_segments = 0
         self.uploaded_bytes = 0
 
@@ -235,7 +232,7 @@ class Copier:
         return Offloaded(
             sum(one.uploaded_segments for one in offloads),
             sum(one.uploaded_bytes for one in offloads),
-            sum(len(_pending(partition)) for partition in partitions),
+            sum(len(partition.upkeep.pending_uploads()) for partition in partitions),
         )
 
     def wait_until_done(self, partitions: Iterable[Partition], *, timeout_s: float) -> bool:
@@ -299,21 +296,21 @@ class Copier:
             with self._failures.noting("offload", partition):
                 more = self._copy_next(partition, offload)
         except (TierlogError, OSError) as error:
-            if partition.is_deleted:  # its files are being deleted
+            if partition.is_gone:  # its files are being deleted
                 return _Turn(Outcome.DONE)
             if isinstance(error, _STORE_ERRORS) and self._is_store_down(partition):
                 return _Turn(Outcome.STORE_DOWN, error)
             outcome = outcome_of(error)
             unreadable = None
             if outcome is Outcome.UNREADABLE:
-                unreadable = next(iter(_pending(partition)), None)
+                unreadable = next(iter(partition.upkeep.pending_uploads()), None)
             return _Turn(outcome, error, unreadable)
         return _Turn(Outcome.MORE if more else Outcome.DONE)
 
     def _is_store_down(self, partition: Partition) -> bool:
         """Keeps a thousand partitions from all logging the same outage."""
         try:
-            return not partition.recheck_store()
+            return not partition.upkeep.recheck_store()
         except TierlogError:  # an unexpected response; or the store was closed
             return self._stopping
 
@@ -322,31 +319,25 @@ class Copier:
         if self._stopping:
             return False
         partition.claim()
-        partition.resolve_failed_commit()
+        upkeep, compaction = partition.upkeep, partition.compaction
+        upkeep.resolve_failed_commit()
         # Trims commit it themselves, but if one failed, records below may be gone here by now.
-        partition.follow_log_start(partition.log.log_start_offset)
-        pending = _pending(partition)
-        if not partition.log.sealed.mirrored and (not pending or _may_mirror(partition, offload)):
-            follow_compaction(partition, stopping=lambda: self._stopping)
-            if not partition.log.sealed.mirrored:
+        upkeep.follow_log_start()
+        pending = upkeep.pending_uploads()
+        if not partition.is_mirrored and (not pending or compaction.may_be_followed):
+            compaction.follow(stopping=lambda: self._stopping)
+            if not partition.is_mirrored:
                 return True  # another turn
         if not pending or self._stopping:
             return False
         self._holes.check(partition, pending[0])
-        with partition.log.sealed.lock:
-            try:
-                entry = partition.offload_segment(partition.log.sealed.prepare_upload(pending[0]))
-            except (UnknownSegment, OffsetTrimmed, CorruptDataError) as error:
-                if pending[0] not in partition.log.base_offsets:
-                    return True  # compaction or retention removed it just now
-                if isinstance(error, _FILE_ERRORS):
-                    raise
-                # The log still has the segment, so the broker did not remove the file.
-                raise CorruptDataError(str(error), file=str(partition.log.folder)) from error
+        entry = upkeep.upload_segment(pending[0])
+        if entry is None:
+            return True
         log.info(
             "segment offloaded",
             partition=str(partition),
-            epoch=partition.log.leader_epoch,
+            epoch=partition.offsets().leader_epoch,
             base_offset=pending[0],
             size_bytes=entry.size_bytes,
         )
@@ -361,53 +352,27 @@ def _look(partition: Partition, work: Work, *, now_s: float) -> Outcome | None:
     if work.state is State.QUEUED:
         return None
     # What could not be read may have been trimmed, or expired: what comes after it does not wait.
-    is_past = work.unreadable is not None and work.unreadable not in _pending(partition)
+    is_past = (
+        work.unreadable is not None and work.unreadable not in partition.upkeep.pending_uploads()
+    )
     if now_s < work.not_before_s and not is_past:
         return None
     return Outcome.DUE if _has_work(partition) else Outcome.NOTHING
 
 
 def _has_work(partition: Partition) -> bool:
-    if not partition.has_bucket or partition.leadership_lost or partition.log.offline:
+    if not partition.has_bucket or partition.leadership_lost or partition.is_offline:
         return False
-    is_mirrored = partition.log.sealed.mirrored
-    return not partition.is_claimed or not is_mirrored or bool(_pending(partition))
-
-
-def _may_mirror(partition: Partition, offload: _Offload) -> bool:
-    """Whether the bucket has everything that compaction relied on. Compaction drops a value for a
-    newer one; while that is above the bucket's end, the older one is all that survives a lost disk.
-    """
-    swap_sequence = partition.log.sealed.swap_sequence
-    if offload.replaced_below is None or offload.replaced_below[0] != swap_sequence:
-        # In this order: replacements so far relied on segments that are sealed by now.
-        offload.replaced_below = (swap_sequence, partition.log.active_base_offset)
-    return partition.cold_end_offset >= offload.replaced_below[1]
+    if not partition.is_claimed or not partition.is_mirrored:
+        return True
+    return bool(partition.upkeep.pending_uploads())
 
 
 def _is_done(partition: Partition) -> bool:
-    if partition.is_deleted:
+    if partition.is_gone:
         return True
-    return not _pending(partition) and (not partition.has_bucket or partition.log.sealed.mirrored)
-
-
-def _pending(partition: Partition) -> list[int]:
-    """Base offsets of the segments that are sealed, flushed, and not in the manifest in force.
-
-    Empty if remote storage was turned off. Never waits for the disk: it runs under the copier's
-    lock, for which `/readyz` waits too.
-    """
-    if not partition.offloads:
-        return []
-    end_offset = partition.cold_end_offset
-    if partition.log.active_base_offset <= end_offset:
-        return []  # the usual case, and cheap: every sealed segment is in the bucket
-    return [
-        base_offset
-        for base_offset, next_offset in partition.log.sealed.flushed_ranges
-        # By its end: a trim into a segment moves the bucket's end into it.
-        if next_offset > max(end_offset, base_offset)
-    ]
+    is_followed = not partition.has_bucket or partition.is_mirrored
+    return is_followed and not partition.upkeep.pending_uploads()
 
 
 def _log_failure(partition: Partition, failure: BaseException, *, retry_in_s: float) -> None:
@@ -415,7 +380,7 @@ def _log_failure(partition: Partition, failure: BaseException, *, retry_in_s: fl
     log.warning(
         "offload stopped" if fatal else "offload failed, will retry",
         partition=str(partition),
-        epoch=partition.log.leader_epoch,
+        epoch=partition.offsets().leader_epoch,
         error=str(failure) or type(failure).__name__,
         retry_in_s=None if fatal else round(retry_in_s, 1),
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from math import inf
 from operator import attrgetter
 from queue import Empty, SimpleQueue
@@ -24,7 +25,14 @@ import structlog
 from tierlog.broker.background.task_failures import TaskFailures
 from tierlog.broker.ownership import Silence
 from tierlog.broker.partition import Partition
-from tierlog.record_format.errors import FencedError, StoreUnavailable, TierlogError, UnknownTopic
+from tierlog.manifest.forced_claims import ForcedClaims
+from tierlog.record_format.errors import (
+    ConfigurationError,
+    FencedError,
+    StoreUnavailable,
+    TierlogError,
+    UnknownTopic,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -38,18 +46,52 @@ class FenceChecker:
         partitions: Callable[[], Iterable[Partition]],
         failures: TaskFailures,
         silence: Silence | None = None,
+        *,
+        forced_claims: ForcedClaims | None = None,
     ) -> None:
         self._partitions, self._failures, self._silence = partitions, failures, silence
+        self._forced_claims = forced_claims
+        self._seen: int | None = None  # the newest forced claim when all partitions were looked at
 
     def run_round(self) -> None:
         """If the store does not answer, the round ends early, and the next one tries again."""
+        if self._forced_claims is not None:
+            self._in_threads(partial(self._look_for_forced_claims, self._forced_claims), 1)
+        else:
+            self._check_all()
+
+    def _check_all(self) -> None:
         partitions = list(self._partitions())
         check = self._checker(partitions)
-        threads = _started(check, 1 + len(partitions) // PARTITIONS_PER_THREAD)
+        self._in_threads(check, 1 + len(partitions) // PARTITIONS_PER_THREAD)
+
+    def _in_threads(self, check: Callable[[], None], count: int) -> None:
+        threads = _started(check, count)
         if not threads:
             check()
         for thread in threads:
             self._wait_for(thread)
+
+    def _look_for_forced_claims(self, forced_claims: ForcedClaims) -> None:
+        """In a cluster: one request, unless somebody has claimed a partition against the rules.
+        The partitions are looked at one by one then, and at first.
+        """
+        assert self._silence is not None, "a cluster has a bucket"
+        began_ms = self._silence.boot_clock()
+        try:
+            if self._seen is None:
+                newest = forced_claims.newest()
+                self._check_all()
+                served = [one for one in self._partitions() if not one.is_defunct]
+                if any(one.owner_looked_ms < began_ms for one in served):
+                    return None  # the store did not answer each
+                self._seen = newest
+            elif forced_claims.find_newer(self._seen) > self._seen:
+                self._seen = None
+                return self._look_for_forced_claims(forced_claims)
+            self._silence.note_all_looked(began_ms)
+        except (StoreUnavailable, ConfigurationError) as error:
+            self._silence.note_unanswered(began_ms, str(error))
 
     def _wait_for(self, thread: Thread) -> None:
         """So that answers need not find out themselves that the store hangs."""

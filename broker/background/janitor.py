@@ -129,13 +129,13 @@ class Janitor:
     def _maintain_disk(self, partition: Partition) -> None:
         if partition.is_defunct:
             return
-        self._delete_below_log_start(partition)
+        partition.upkeep.delete_below_log_start()
         self._apply_local_retention(partition)
         self._reap(partition)
-        partition.log.expire_producers(idle_ms=self._settings.producer_id_expiration_ms)
+        partition.upkeep.expire_producers(idle_ms=self._settings.producer_id_expiration_ms)
         if not partition.has_bucket:
             self._apply_retention(partition)
-        partition.log.maybe_roll()  # last: a full disk may refuse it until the above made room
+        partition.upkeep.maybe_roll()  # last: a full disk may refuse it until the above made room
 
     def _maintain_bucket(self, partition: Partition) -> None:
         if partition.is_defunct or not partition.has_bucket:
@@ -143,42 +143,33 @@ class Janitor:
         if not partition.is_store_reachable:
             self._apply_retention(partition)
             return
-        partition.follow_log_start(partition.log.log_start_offset)
+        partition.upkeep.follow_log_start()
         self._apply_retention(partition)
-        partition.merge_manifest_pages()  # last: its failure must not delay retention
+        partition.upkeep.merge_manifest_pages()  # last: its failure must not delay retention
 
     def _reap(self, partition: Partition) -> None:
         """Unlink deleted files; a failure does not stop the other work."""
         try:
-            partition.log.reap()
+            partition.upkeep.reap()
         except OSError as error:
             log.warning("deleted files not unlinked", partition=str(partition), error=str(error))
 
-    def _delete_below_log_start(self, partition: Partition) -> None:
-        """Delete local segments below the log start that a crash or a failed commit left behind."""
-        start = partition.log.log_start_offset
-        if partition.log.first_local_offset >= start:
-            return
-        oldest = local_facts(partition)[0]
-        if oldest.end_offset <= start and not oldest.active:
-            partition.log.delete_local(start)
-
     def trim_partition(self, partition: Partition, before_offset: int) -> int:
         """Advance the log start: durable when this returns, also in the bucket if it is fast."""
-        partition.record_trim(before_offset)
+        partition.upkeep.record_trim(before_offset)
         in_bucket = partial(self._trims.commit_trim, partition) if partition.has_bucket else None
         return self._advance(partition, before_offset, in_bucket=in_bucket)
 
     def _advance(
-        self, partition: Partition, before_offset: int, *, in_bucket: Callable[[int], None] | None
+        self, partition: Partition, before_offset: int, *, in_bucket: Callable[[], None] | None
     ) -> int:
         start = self._topics.checkpoints.move_log_start(partition, before_offset)
         if in_bucket is not None:
             try:
-                in_bucket(start)
+                in_bucket()
             except (RetriableError, OutcomeUnknownError) as error:
                 log.warning("log start not committed", partition=str(partition), error=str(error))
-        partition.log.delete_local(start)
+        partition.upkeep.delete_local(start)
         return start
 
     def _maybe_collect(self, partition: Partition) -> None:
@@ -186,13 +177,13 @@ class Janitor:
         now_ms = self._clock()
         last_ms = self._collected_ms.setdefault(partition, now_ms)
         # Due also after the clock was set back.
-        is_due = not 0 <= now_ms - last_ms < self._collect_every_ms
+        is_due = not 0 <= now_ms - last_ms < self._collect_every_ms(partition)
         if partition.is_defunct or not is_due or not partition.is_store_reachable:
             return
         self._collected_ms[partition] = now_ms
         try:
             with self._failures.noting("garbage-collection", partition):
-                gone = partition.collect_garbage(self.policy)
+                gone = partition.upkeep.collect_garbage(self.policy)
         except UnknownTopic:
             return  # deleted meanwhile
         except (TierlogError, OSError) as error:
@@ -216,20 +207,27 @@ class Janitor:
             if not partition.has_bucket:
                 continue
             partition.claim() if apply else partition.check_claim()
-            if (plan := partition.garbage_plan(self.policy)) is not None:
+            if (plan := partition.upkeep.garbage_plan(self.policy)) is not None:
                 plans[number] = plan
             if apply:
                 with refused:
-                    partition.collect_garbage(self.policy)
+                    partition.upkeep.collect_garbage(self.policy)
         refused.raise_first()
         return plans
 
-    @property
-    def _collect_every_ms(self) -> int:
-        return max(MIN_COLLECT_MS, self._settings.gc_grace_ms // 24)
+    def _collect_every_ms(self, partition: Partition) -> int:
+        """Of a partition at rest, whose last removals were collected, only pins can expire."""
+        often_ms, manifest = (
+            max(MIN_COLLECT_MS, self._settings.gc_grace_ms // 24),
+            partition.manifest,
+        )
+        if manifest is None:
+            return often_ms
+        is_quiet = self._clock() - manifest.created_ms > self._settings.gc_grace_ms + 2 * often_ms
+        return max(often_ms, self._settings.gc_grace_ms) if is_quiet else often_ms
 
     def _apply_retention(self, partition: Partition) -> None:
-        config = partition.log.config
+        config = partition.config
         if not config.deletes:
             return
         limits = Limits(config.retention_ms, config.retention_bytes)
@@ -244,33 +242,33 @@ class Janitor:
         if end is None:
             return
         if limits.retention_ms != UNLIMITED:
-            partition.check_clock()
+            partition.upkeep.check_clock()
         if local and local[-1].active and end == local[-1].end_offset:
             try:
-                partition.log.roll()
+                partition.upkeep.roll()
             except DiskFull:
                 end = local[-1].base_offset  # deleting the sealed segments makes room
-                if end <= partition.log.log_start_offset:
+                if end <= partition.log_start_offset:
                     raise
-        start = min(end, partition.log.high_watermark)
+        start = min(end, partition.high_watermark)
         log.info("retention", partition=str(partition), log_start_offset=start)
-        in_bucket = partition.follow_log_start if partition.is_store_reachable else None
+        in_bucket = partition.upkeep.follow_log_start if partition.is_store_reachable else None
         self._advance(partition, start, in_bucket=in_bucket)
 
     def _apply_local_retention(self, partition: Partition) -> None:
-        config = partition.log.config
+        config = partition.config
         if config.compacts:
             return
         limits = Limits(config.effective_local_retention_ms, config.effective_local_retention_bytes)
         segments = [fact for fact in local_facts(partition) if not fact.active]
         sizes = sum(fact.size_bytes for fact in segments)
-        active_bytes = partition.log.size_bytes - sizes
+        active_bytes = partition.size_bytes - sizes
         if limits.retention_bytes >= 0:  # the active segment counts, but stays
             limits = limits._replace(retention_bytes=max(0, limits.retention_bytes - active_bytes))
         end = expired_end(segments, limits, total_bytes=sizes, now_ms=self._clock())
         end = min(end or 0, removable_end(partition))
-        if end > partition.log.local_log_start_offset:
-            partition.log.delete_local(end)
+        if end > max(partition.first_local_offset, partition.log_start_offset):
+            partition.upkeep.delete_local(end)
             log.info("local segments deleted", partition=str(partition), before_offset=end)
 
     def relieve_disk(self, missing_bytes: int) -> bool:
@@ -290,12 +288,12 @@ class Janitor:
     def _delete_oldest(self, partition: Partition) -> int:
         """Delete the oldest local segment if it is in the bucket; the bytes freed."""
         oldest = next((fact for fact in local_facts(partition) if not fact.active), None)
-        compacts = partition.log.config.compacts
+        compacts = partition.config.compacts
         if oldest is None or compacts or oldest.end_offset > removable_end(partition):
             return 0
-        if not partition.log.delete_local(oldest.end_offset):
+        if not partition.upkeep.delete_local(oldest.end_offset):
             return 0  # not before the next flush
-        partition.log.reap(at_once=True)
+        partition.upkeep.reap(at_once=True)
         log.warning("local segment deleted: the disk is full", partition=str(partition))
         return oldest.size_bytes
 
@@ -304,7 +302,7 @@ def removable_end(partition: Partition) -> int:
     """Local segments below this offset may be deleted: the manifest in force has them, or they are
     below the log start. Until the bucket mirrors a compaction it has other bytes, so none may.
     """
-    return max(partition.uploaded_end_offset, partition.log.log_start_offset)
+    return max(partition.upkeep.uploaded_end_offset, partition.log_start_offset)
 
 
 TRIM_WAIT_S: Final = 15.0  # clients time out after half a minute
@@ -322,13 +320,13 @@ class BucketTrims:
         """Wait for the trims so far, which a closed store refuses; no other is accepted."""
         self._threads.shutdown()
 
-    def commit_trim(self, partition: Partition, start: int) -> None:
+    def commit_trim(self, partition: Partition) -> None:
         """Raises StoreUnavailable if it takes longer than TRIM_WAIT_S; it may still succeed."""
         deadline_s, done = time.monotonic() + TRIM_WAIT_S, threading.Event()
         while (ahead := self._in_progress.setdefault(partition, done)) is not done:
             _check_in_time(ahead.wait(_left_s(deadline_s)))
         try:
-            trimming = self._threads.submit(self._trim, partition, start, done)
+            trimming = self._threads.submit(self._trim, partition, done)
         except RuntimeError as error:  # the pool was shut down
             self._in_progress.pop(partition, None)
             raise ShuttingDown(str(error)) from error
@@ -338,9 +336,9 @@ class BucketTrims:
         finally:
             del trimming  # breaks the reference cycle of the future and its exception
 
-    def _trim(self, partition: Partition, start: int, done: threading.Event) -> None:
+    def _trim(self, partition: Partition, done: threading.Event) -> None:
         try:
-            partition.follow_log_start(start)
+            partition.upkeep.follow_log_start()
         finally:
             self._in_progress.pop(partition, None)
             done.set()

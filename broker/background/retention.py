@@ -74,7 +74,7 @@ def local_facts(partition: Partition) -> list[SegmentFacts]:
             age_timestamp=_age_timestamp(segment),
             active=segment.active,
         )
-        for segment in partition.log.segments()
+        for segment in partition.local_segments()
     ]
 
 
@@ -90,8 +90,8 @@ def cold_facts(partition: Partition, local: Sequence[SegmentFacts]) -> Iterator[
 
     A segment of unknown age never expires.
     """
-    local_start = local[0].base_offset if local else partition.log.log_end_offset
-    for entry in partition.oldest_cold_entries(partition.log.log_start_offset):
+    local_start = local[0].base_offset if local else partition.log_end_offset
+    for entry in partition.oldest_cold_entries(partition.log_start_offset):
         if entry.base_offset >= local_start:
             return
         yield SegmentFacts(
@@ -108,10 +108,10 @@ def total_bytes(partition: Partition, local: Sequence[SegmentFacts]) -> int:
     its end. Manifest pages are read only if that sum is too high: before the bucket mirrors
     compaction, or catches up with a log start that moved while the store was down.
     """
-    log_start = partition.log.log_start_offset
+    log_start = partition.log_start_offset
     manifest = partition.manifest
     is_behind = manifest is not None and manifest.log_start_offset < log_start
-    if manifest is None or is_behind or not partition.log.sealed.mirrored:
+    if manifest is None or is_behind or not partition.is_mirrored:
         segments = chain(cold_facts(partition, local), local)
         return sum(fact.size_bytes for fact in segments)
     newest = (*manifest.pages, *manifest.segments)[-1:]

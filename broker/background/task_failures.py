@@ -34,11 +34,19 @@ RoundTask = Literal[
     "copier",
     "deletions",
     "groups",
+    "transactions",
+    "share-groups",
     "janitor",
     "bucket",
     "compactor",
     "fence-checker",
     "checkpoints",
+    "heartbeat",
+    "members",
+    "cluster",
+    "balance",
+    "replicas",
+    "group-configs",
 ]
 TASKS: Final[tuple[str, ...]] = get_args(PartitionTask) + get_args(RoundTask)
 _REPORTED_AS_SUCH: Final = (FencedError, LogOfflineError, ShuttingDown, UnknownTopic)
@@ -93,5 +101,5 @@ class TaskFailures:
 
     def _count_failing(self, task: str) -> int:
         partitions = self._failing.get(task, ())
-        served = sum(not (one.is_defunct or one.log.offline) for one in partitions)
+        served = sum(not (one.is_defunct or one.is_offline) for one in partitions)
         return served + (task in self._failing_rounds)

@@ -23,6 +23,7 @@ States, and what an event does (a dash: it is refused):
     time to sync is over  .          .                   Preparing ***         Preparing ***
     heartbeat             -          kept alive ****     kept alive            kept alive
     leave, session over   -          one fewer           Preparing             Preparing
+    other partitions      .          .                   Preparing             Preparing
     deleted, unloaded     Dead       Dead                Dead                  Dead
 
     *     Preparing, if the group's protocol would be another
@@ -104,7 +105,7 @@ class ClassicGroup:
     _join_phase: _Joining | None = None
     _was_empty: bool = False  # before the rebalance in progress
     _new_member_added: bool = False
-    _out: Effects = field(default_factory=lambda: Effects([], []))
+    _out: Effects = field(default_factory=Effects)
     _now_ms: int = 0
 
     # --- events -----------------------------------------------------------------------------------
@@ -166,18 +167,29 @@ class ClassicGroup:
                 self._join_completed_if_all_are_there()
         return errors, self._out
 
-    def check_commit(self, who: Identity, generation: int, now_ms: int) -> GroupError:
-        """Whether offsets may be committed; keeps the member's session alive, as a heartbeat."""
+    def distribute_again(self, now_ms: int) -> Effects:
+        """What the assignment rests on has changed, and nobody else will say so."""
+        self._begin(now_ms)
+        if self.state in (State.COMPLETING, State.STABLE):
+            self._rebalance()
+        return self._out
+
+    def check_commit(
+        self, who: Identity, generation: int, now_ms: int, *, in_transaction: bool = False
+    ) -> GroupError:
+        """Whether offsets may be committed; keeps the member's session alive, as a heartbeat. A
+        transaction may commit for a consumer that it does not name, and during a rebalance.
+        """
         self._begin(now_ms)
         if self.state is State.DEAD:
             return GroupError.COORDINATOR_NOT_AVAILABLE
         if generation < 0 and self.state is State.EMPTY:
             return GroupError.NONE  # of a consumer that assigns its partitions itself, or an admin
         if generation < 0 and who == (NO_MEMBER, None):
-            return GroupError.UNKNOWN_MEMBER_ID
+            return GroupError.NONE if in_transaction else GroupError.UNKNOWN_MEMBER_ID
         error = self._refuse_member(who, generation)
         if error is GroupError.NONE:
-            if self.state is State.COMPLETING:
+            if self.state is State.COMPLETING and not in_transaction:
                 return GroupError.REBALANCE_IN_PROGRESS
             self._keep_alive(self.members[who.member_id])
         return error
@@ -235,13 +247,26 @@ class ClassicGroup:
                 one.session_timeout if rebalance_ms < 0 else rebalance_ms,
                 assignment=bytes(one.assignment),
             )
-            self.members[member.member_id] = member
-            if member.instance_id is not None:
-                self._static[member.instance_id] = member.member_id
-            self._keep_alive(member)
+            self._take(member)
         self.state = State.STABLE if self.members else State.EMPTY
         if len(self.members) > self.limits.max_size:
             self._rebalance()
+        return self._out
+
+    def take_over(
+        self, members: Iterable[Member], *, generation: int, protocol_type: str, now_ms: int
+    ) -> None:
+        """Become a stable group of the members of a consumer group."""
+        self._begin(now_ms)
+        self.generation, self.protocol_type = generation, protocol_type
+        for member in members:
+            self._take(member)
+        self.protocol_name, self.state = self._voted_protocol(), State.STABLE
+
+    def rebalance(self, now_ms: int) -> Effects:
+        """Let all members join again."""
+        self._begin(now_ms)
+        self._rebalance()
         return self._out
 
     # --- what it shows ----------------------------------------------------------------------------
@@ -673,6 +698,12 @@ class ClassicGroup:
         if self.leader == member_id:
             self.leader = next(iter(self.members), None)
 
+    def _take(self, member: Member) -> None:
+        self.members[member.member_id] = member
+        if member.instance_id is not None:
+            self._static[member.instance_id] = member.member_id
+        self._keep_alive(member)
+
     def _keep_alive(self, member: Member) -> None:
         member.deadline_ms = self._note(self._now_ms + member.session_timeout_ms)
 
@@ -723,7 +754,7 @@ class ClassicGroup:
     # --- time -------------------------------------------------------------------------------------
 
     def _begin(self, now_ms: int) -> None:
-        self._now_ms, self._out = now_ms, Effects([], [])
+        self._now_ms, self._out = now_ms, Effects()
 
     def _note(self, deadline_ms: float) -> float:
         self.due_ms = min(self.due_ms, deadline_ms)

@@ -141,7 +141,7 @@ class _Decoder:
     def _default(self, field: Field) -> str:
         if field.is_array and field.default == ():
             return "[]"
-        if field.struct is not None and not field.is_array and not field.nullable:
+        if field.struct is not None and field.is_empty_default:
             return self._source.constant(self._types[field.struct.name], f"T_{field.type}") + "()"
         return repr(field.default)
 
@@ -153,7 +153,7 @@ class _Decoder:
     def _value(self, field: Field, path: str, *, nullable: bool) -> str:
         if field.struct is not None:
             return (
-                self._nullable_struct(field.struct, path)
+                self._nullable_struct(field, field.struct, path)
                 if nullable
                 else (self._bound(self._struct(field.struct, path + "."), path))
             )
@@ -166,11 +166,12 @@ class _Decoder:
         self._line(f"{variable} = {expression}", path)
         return variable
 
-    def _nullable_struct(self, of: Struct, path: str) -> str:
-        """A byte says whether there is one: less than 0 is null."""
+    def _nullable_struct(self, field: Field, of: Struct, path: str) -> str:
+        """A byte says whether there is one: less than 0 is null, in a tag section also 0."""
         mark = self._fixed("b", path)
         value = self._bound("None", path)
-        with self._source.block(f"if {mark} >= 0:", path):
+        least = 1 if self._version in field.tagged else 0
+        with self._source.block(f"if {mark} >= {least}:", path):
             self._line(f"{value} = {self._struct(of, path + '.')}", path)
         return value
 

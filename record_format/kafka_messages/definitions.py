@@ -37,7 +37,8 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     """One field. `type` is the element's for an array; `struct` is its definition, if it has one.
 
     `default` is what Kafka leaves out of a tag section and reads where a version lacks the field;
-    for a struct that cannot be null it is None, and means one with all defaults.
+    for a struct it is None. `is_empty_default`: which means one with all defaults. So it does where
+    a definition says null and not "null", which Kafka's generator does not take for a default.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     is_array: bool
     struct: Struct | None
     default: Any
+    is_empty_default: bool
     ignorable: bool
     tag: int
     versions: range
@@ -123,6 +125,7 @@ def _field(raw: Mapping[str, Any], shared: _Shared) -> Field:
         is_array=is_array,
         struct=struct,
         default=_default(raw, kind, is_array=is_array, is_struct=struct is not None),
+        is_empty_default=struct is not None and not is_array and _is_empty(raw),
         ignorable=raw.get("ignorable", False),
         tag=raw.get("tag", -1),
         versions=_versions(raw.get("versions") or raw["taggedVersions"]),
@@ -132,9 +135,13 @@ def _field(raw: Mapping[str, Any], shared: _Shared) -> Field:
     )
 
 
+def _is_empty(raw: Mapping[str, Any]) -> bool:
+    return "nullableVersions" not in raw or raw.get("default", "") is None
+
+
 def _default(raw: Mapping[str, Any], kind: str, *, is_array: bool, is_struct: bool) -> Any:
     written = raw.get("default", "")
-    if written in ("null", None):
+    if written == "null":
         return None
     if is_array:
         return ()

@@ -152,7 +152,7 @@ class _Encoder:
 
     def _differs(self, field: Field, expression: str) -> str:
         """The condition that the field does not have its default."""
-        if field.default is None and (field.nullable or field.struct is None):
+        if field.default is None and not field.is_empty_default:
             return f"{expression} is not None"
         if field.is_array:
             return f"({expression} is None or len({expression}))"
@@ -165,7 +165,8 @@ class _Encoder:
         if field.is_array:
             self._array(field, expression, path + "[]")
         elif field.struct is not None and nullable:
-            self._nullable_struct(field.struct, expression, path)
+            null = 0 if self._version in field.tagged else 255
+            self._nullable_struct(field.struct, expression, path, null=null)
         else:
             self._value(field, expression, path, nullable=nullable)
 
@@ -181,10 +182,10 @@ class _Encoder:
         else:
             self._bytes(field, expression, path, nullable=nullable)
 
-    def _nullable_struct(self, of: Struct, expression: str, path: str) -> None:
+    def _nullable_struct(self, of: Struct, expression: str, path: str, *, null: int) -> None:
         self._flush()
         value = self._evaluate(expression, path)
-        self._line(f"if {value} is None: out.append(255)", path)
+        self._line(f"if {value} is None: out.append({null})", path)
         with self._source.block("else:", path):
             self._line("out.append(1)", path)
             self._struct(of, value, path + ".")

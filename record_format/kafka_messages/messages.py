@@ -71,7 +71,7 @@ def _make(
 def _default(field: Field, made: dict[str, type[msgspec.Struct]]) -> Any:
     if field.is_array and field.default == ():
         return msgspec.field(default_factory=list)
-    if field.struct is not None and not field.is_array and not field.nullable:
+    if field.struct is not None and field.is_empty_default:
         return msgspec.field(default_factory=made[field.struct.name])
     return field.default
 

@@ -9,9 +9,11 @@ import yaml
 
 from tests.fakes.command_line import ROOT
 from tests.fakes.tools import find_program
+from tierlog.setting_table import TABLE
 
 WATCHED = ROOT / "deploy/compose/compose.yaml"
-FILES = [WATCHED, ROOT / "localstack/compose.localstack.yaml"]
+CLUSTER = ROOT / "deploy/compose/cluster.yaml"
+FILES = [WATCHED, CLUSTER, ROOT / "localstack/compose.localstack.yaml"]
 
 
 @pytest.fixture(params=FILES, ids=lambda path: path.name)
@@ -38,10 +40,30 @@ def test_images_are_pinned(services):
 
 def test_the_broker_starts_after_the_bucket_and_the_bucket_after_a_healthy_server(services):
     assert "healthcheck" in services["s3"]
-    assert "healthcheck" in services["broker"]
     assert services["bucket"]["depends_on"]["s3"]["condition"] == "service_healthy"
-    waits = services["broker"]["depends_on"]["bucket"]["condition"]
-    assert waits == "service_completed_successfully"
+    brokers = [one for name, one in services.items() if name.startswith("broker")]
+    assert brokers
+    for broker in brokers:
+        assert "healthcheck" in broker
+        waits = broker["depends_on"]["bucket"]["condition"]
+        assert waits == "service_completed_successfully"
+
+
+def test_three_brokers_have_numbers_names_ports_and_volumes_of_their_own():
+    services = yaml.safe_load(CLUSTER.read_text())["services"]
+    brokers = {name: one for name, one in services.items() if name.startswith("broker")}
+    assert len(brokers) == 3
+    for name, one in brokers.items():
+        given = one["environment"]
+        assert name == f"broker-{given['TIERLOG_NODE_ID']}"
+        assert given["TIERLOG_ADVERTISED_URL"] == f"http://{name}:8640"
+        kafka = given["TIERLOG_KAFKA_ADVERTISED"]
+        assert f"{kafka}:9092" in one["ports"], "a client is told what is published"
+        variables = {key for key in given if key.startswith("TIERLOG_")}
+        assert variables <= {row.variable for row in TABLE}
+    for field in ("ports", "volumes"):
+        every = [item for one in brokers.values() for item in one[field]]
+        assert len(every) == len(set(every))
 
 
 def test_built_and_mounted_files_are_there(file, services):

@@ -39,7 +39,7 @@ def last_of(records):
 
 
 def compacted(harness, topic):
-    log = harness.broker.partition(topic, 0).log
+    log = harness.broker.partition(topic, 0)._log
     log.roll()
     before = log.size_bytes
     harness.broker.background.compactor.run_round()
@@ -49,12 +49,12 @@ def compacted(harness, topic):
 
 def offload(harness, topic):
     harness.offload(topic)
-    assert harness.broker.partition(topic, 0).log.sealed.mirrored
+    assert harness.broker.partition(topic, 0).is_mirrored
 
 
 def cold_records(harness, topic):
     """The partition's records in the bucket."""
-    cold = harness.broker.partition(topic, 0).cold
+    cold = harness.broker.partition(topic, 0)._cold
     found = []
     for entry in cold.reads.cold_entries(0):
         pieces = cold.reads.byte_range(entry, start=0, end=entry.size_bytes)

@@ -1,7 +1,9 @@
 """Values for Kafka's messages, made by Hypothesis from their definitions."""
 
 import datetime
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
+from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -23,30 +25,51 @@ IDS = st.binary(min_size=16, max_size=16).filter(any)
 ERRORS = st.sampled_from([code.value for code in ErrorCode])
 
 
-def messages(name, version):
+class Likely(NamedTuple):
+    """What is drawn more often than the rest, because a broker has it."""
+
+    texts: Sequence[str] = ()
+    ids: Sequence[bytes] = ()
+    numbers: range = range(0)
+
+
+def messages(name, version, likely=Likely()):  # noqa: B008  it is immutable
     """Any value that this version can carry."""
-    return _structs(definition(name).struct, version, struct_types(name))
+    return _structs(definition(name).struct, version, struct_types(name), likely)
 
 
-def _structs(of, version, types):
-    present = {f.name: _fields(f, version, types) for f in of.fields if version in f.versions}
+def _structs(of, version, types, likely):
+    present = {
+        f.name: _fields(f, version, types, likely) for f in of.fields if version in f.versions
+    }
     return st.builds(types[of.name], **present)
 
 
-def _fields(field, version, types):
-    values = _values(field, version, types)
+def _fields(field, version, types, likely):
+    values = _values(field, version, types, likely)
     if field.is_array:
         values = st.lists(values, max_size=3)
         if field.struct is None:
-            values |= st.lists(_values(field, version, types), min_size=130, max_size=130)
+            values |= st.lists(_values(field, version, types, likely), min_size=130, max_size=130)
     if version in field.nullable:
         values |= st.none()
     return values
 
 
-def _values(field, version, types):
+def _values(field, version, types, likely):
     if field.struct is not None:
-        return _structs(field.struct, version, types)
+        return _structs(field.struct, version, types, likely)
+    drawn = _plain_values(field)
+    if field.type in BITS and likely.numbers:
+        return st.sampled_from(likely.numbers) | drawn
+    if field.type == "string" and likely.texts:
+        return st.sampled_from(likely.texts) | drawn
+    if field.type == "uuid" and likely.ids:
+        return st.sampled_from(likely.ids) | drawn
+    return drawn
+
+
+def _plain_values(field):
     if field.type == "int16" and "error_code" in field.name:
         return ERRORS
     if field.type in BITS:

@@ -1,7 +1,8 @@
-"""The blocks of a page that are commands, and a shell to run them in as they are printed.
+"""The blocks of a page that are commands or programs, and a shell to run them in as printed.
 
 `<!-- tour: KIND -->` stands above each: `run` (a shell), `python`, `serve` (starts the broker,
-which the test did), and `shown: WHY` where a block cannot run here.
+which the test did), and `shown: WHY` where a block cannot run here. Those of
+docs/guides/kafka-clients.md have the kinds of tests/judges/test_clients_of_the_guide.py.
 """
 
 import contextlib
@@ -14,9 +15,7 @@ from pathlib import Path
 
 from tests.fakes.command_line import ENVIRONMENT
 
-BLOCK = re.compile(
-    r"^<!-- tour: ([\w]+)(?:: [^\n]+)? -->\n```(?:sh|python)\n(.*?)^```", re.M | re.S
-)
+BLOCK = re.compile(r"^<!-- tour: (\w+)(?:: [^\n]+)? -->\n```\w+\n(.*?)^```", re.M | re.S)
 
 
 def blocks_of(page: Path) -> list[tuple[str, str]]:

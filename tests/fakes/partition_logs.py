@@ -63,7 +63,7 @@ def batches_of(log: PartitionLog, offset: int | None = None, **limits: Any) -> B
     start, found = position, []
     end = limits.get("end_offset", log.high_watermark)
     while position < end:
-        read = log.read(position, max_bytes=limits.get("max_bytes", 1 << 20), end_offset=end)
+        read = log.read_hot(position, max_bytes=limits.get("max_bytes", 1 << 20), end_offset=end)
         assert read.next_offset > position
         for piece in read.slices:
             data = piece.read()

@@ -1,6 +1,8 @@
 """A real Apache Kafka that reads our files: fetched once from Maven Central, run on loopback.
 
 * The jars go to the project's `.cache/kafka-<version>/`, which git ignores.
+* The first broker leaves an archive of its classes there as it ends, with which the next, and each
+  tool, starts at half the cost.
 * A tool's exit code says little (DumpLogSegments prints `isvalid: false` and exits 0): `complaints`
   judges its output.
 """
@@ -8,7 +10,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -85,29 +89,48 @@ class RealKafka:
         version = re.search(r"<kafka.version>(.+)</", (HERE / "pom.xml").read_text())
         assert version
         self._home = cache / f"kafka-{version[1]}"
+        self._judge = self._home / "judge.jar"
+        self._loaded = self._home / "loaded.jsa"
         self.formatted: dict[str, bytes] = {}
-        if not (self._home / "ready").exists():
+        if not self._judge.exists():
             self._fetch()
 
     def _fetch(self) -> None:
         libs, classes = self._home / "libs", self._home / "classes"
         classes.mkdir(parents=True, exist_ok=True)
+        self._loaded.unlink(missing_ok=True)
         goal = "dependency:copy-dependencies"
         pom = str(HERE / "pom.xml")
         command = ["mvn", "-q", "-B", "-f", pom, goal, f"-DoutputDirectory={libs}"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         source = HERE / "KafkaJudge.java"
         subprocess.run(["javac", "-cp", f"{libs}/*", "-d", str(classes), str(source)], check=True)
-        (self._home / "ready").touch()
+        with _published(self._judge) as jar:  # an archive takes no classes of a folder
+            subprocess.run(["jar", "--create", "--file", jar, "-C", classes, "."], check=True)
 
     def _command(self, main: str, *arguments: str, level: str = "WARN") -> list[str]:
-        path = f"{self._home}/classes:{self._home}/libs/*"
+        path = f"{self._judge}:{self._home}/libs/*"
         settings = (f"-Dlog4j2.configurationFile={HERE / 'log4j2.yaml'}", f"-Djudge.level={level}")
-        return ["java", *JVM, *settings, "-cp", path, main, *arguments]
+        loaded = [f"-XX:SharedArchiveFile={self._loaded}"] if self._loaded.exists() else []
+        return ["java", *JVM, *loaded, *settings, "-cp", path, main, *arguments]
+
+    @contextmanager
+    def broker_command(self, settings: Path) -> Iterator[list[str]]:
+        """Must have ended with the block."""
+        command = self._command("kafka.Kafka", str(settings), level="INFO")
+        if self._loaded.exists():
+            yield command
+            return
+        with _published(self._loaded) as archive:
+            yield [command[0], f"-XX:ArchiveClassesAtExit={archive}", *command[1:]]
 
     def run(self, main: str, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
         command = self._command(main, *arguments)
         return subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+
+    def script(self, main: str) -> str:
+        """A shell script that runs a tool with the arguments it is given."""
+        return f'#!/bin/sh\nexec {shlex.join(self._command(main))} "$@"\n'
 
     # --- the dump tool ----------------------------------------------------------------------------
 
@@ -152,6 +175,13 @@ class RealKafka:
             broker.create_topics([f"{topic}-0" for topic in topics], topics)
             yield broker.server
 
+    @contextmanager
+    def opened(self, data: Path) -> Iterator[str]:
+        """A broker on a folder that `prepare` made, and others wrote to since: its address."""
+        broker = _Broker(self, data)
+        with broker.running():
+            yield broker.server
+
     def serve(
         self,
         folders: Mapping[str, Path],
@@ -189,7 +219,7 @@ class _Broker:
         self._settings = data.with_name(f"{data.name}.properties")
         port, controller = _free_ports(2)
         self.server = f"127.0.0.1:{port}"
-        data.mkdir(parents=True)
+        data.mkdir(parents=True, exist_ok=True)
         listeners = f"PLAINTEXT://{self.server},CONTROLLER://127.0.0.1:{controller}"
         settings = {
             "process.roles": "broker,controller",
@@ -204,6 +234,14 @@ class _Broker:
             "transaction.state.log.num.partitions": 1,
             "transaction.state.log.replication.factor": 1,
             "transaction.state.log.min.isr": 1,
+            "group.initial.rebalance.delay.ms": 0,
+            "offsets.topic.num.partitions": 1,
+            "offsets.topic.replication.factor": 1,
+            "group.consumer.assignment.interval.ms": 0,
+            "group.share.assignment.interval.ms": 0,
+            "share.coordinator.state.topic.num.partitions": 1,
+            "share.coordinator.state.topic.replication.factor": 1,
+            "share.coordinator.state.topic.min.isr": 1,
             "broker.heartbeat.interval.ms": 100,  # start and stop each wait for some
             "log.dirs": data,
         }
@@ -256,8 +294,11 @@ class _Broker:
 
     @contextmanager
     def running(self) -> Iterator[None]:
+        with self._kafka.broker_command(self._settings) as command:
+            yield from self._running(command)
+
+    def _running(self, command: Sequence[str]) -> Iterator[None]:
         log = self._data.with_name(f"{self._data.name}.log")
-        command = self._kafka._command("kafka.Kafka", str(self._settings), level="INFO")
         with log.open("w") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:
@@ -274,6 +315,15 @@ class _Broker:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+
+
+@contextmanager
+def _published(path: Path) -> Iterator[Path]:
+    """A file to make, which then appears whole: several processes may make it."""
+    part = path.with_name(f"{path.stem}-{os.getpid()}{path.suffix}")
+    yield part
+    if part.exists():
+        part.replace(path)
 
 
 def complaints(text: str, *, gaps_are_valid: bool = False) -> list[str]:

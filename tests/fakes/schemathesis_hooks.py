@@ -23,6 +23,7 @@ from tierlog.record_format.errors import InvalidConfig
 
 TOPIC, ALTERED, TRIMMED, DELETED = "flights", "altered", "trimmed", "deleted"
 TOPICS: Final = (TOPIC, ALTERED, TRIMMED, DELETED)
+TRANSACTION_MAX_TIMEOUT_MS: Final = 900_000  # by default
 PARTITIONS, RECORDS = 3, 5  # of each topic, and in each partition at first
 _PRODUCER: Final = ("Producer-Id", "Producer-Epoch", "Producer-Sequence")
 _turns: Final[Iterator[int]] = itertools.count()
@@ -45,6 +46,9 @@ def before_call(_: Any, case: Case, **__: Any) -> None:
     _ask_for_each_form(case)
     for name, value in case.headers.items():  # one taken from an earlier answer is a number
         case.headers[name] = value if isinstance(value, (str, bytes)) else str(value)
+    for name, value in case.path_parameters.items():
+        if value in ("", ".", ".."):  # the path would be another: clients resolve dots
+            case.path_parameters[name] = "x"
     if _deletes_topic(case) and case.path_parameters.get("topic") in TOPICS:
         case.path_parameters["topic"] = DELETED
     if case.meta is None or not case.meta.generation.mode.is_positive:
@@ -111,7 +115,7 @@ def _keep_rules_of_query(query: MutableMapping[str, Any], media_type: str) -> No
 def _keep_rules_of_headers(headers: MutableMapping[str, Any], media_type: str) -> None:
     headers.pop("Content-Encoding", None)  # bodies are generated as they are
     if media_type == BATCHES or not all(name in headers for name in _PRODUCER):
-        for name in _PRODUCER:
+        for name in (*_PRODUCER, "Transactional-Id"):
             headers.pop(name, None)
 
 
@@ -138,12 +142,17 @@ def _keep_rules_of_body(body: dict[str, Any], *, to_partition: bool) -> None:
     body.pop("wait_ms", None)
     if "partitions" in body and isinstance(body["partitions"], int):
         body["partitions"] = min(body["partitions"], 2 * PARTITIONS)
+    for name in ("replication_factor", "replicas"):  # there is one broker
+        body.pop(name, None)
     if "config" in body and not _fits(body["config"]):
         body["config"] = {}
+    if isinstance(body.get("timeout_ms"), int):
+        body["timeout_ms"] = min(body["timeout_ms"], TRANSACTION_MAX_TIMEOUT_MS)
     if isinstance(body.get("before_offset"), int):
         body["before_offset"] %= RECORDS + 1
-    if "offsets" in body:  # each partition once
-        body["offsets"] = body["offsets"][:1]
+    for name in ("offsets", "together"):  # each partition, and each id, once
+        if body.get(name):
+            body[name] = body[name][:1]
     for record in body.get("records", ()):
         if not _is_past(record.get("timestamp")):
             del record["timestamp"]
@@ -152,12 +161,12 @@ def _keep_rules_of_body(body: dict[str, Any], *, to_partition: bool) -> None:
 
 
 def _fits(config: dict[str, Any]) -> bool:
-    """Keys may contradict each other, and text holds numbers."""
+    """Keys may contradict each other, and text holds numbers. There is one replica."""
     try:
-        LogConfig.parse({key: value for key, value in config.items() if value is not None})
+        parsed = LogConfig.parse({name: one for name, one in config.items() if one is not None})
     except InvalidConfig:
         return False
-    return True
+    return parsed.min_in_sync(1) == 1
 
 
 def _is_past(timestamp: object) -> bool:

@@ -1,5 +1,6 @@
 """A broker with its HTTP server on loopback."""
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 
 from tierlog.api.app import create_app, kafka_listener
 from tierlog.api.http.dispatch import TierlogApp
+from tierlog.api.http.peers import HttpPeers
 from tierlog.api.http.server import Beside, Tls, configured_server
 from tierlog.api.http.settings import HttpSettings
 from tierlog.api.kafka.settings import KafkaSettings
@@ -42,32 +44,55 @@ def served_broker(
     loop: str = "auto",
     tls: Tls | None = None,
     kafka: KafkaSettings | None = None,
+    peer_token: str = "",
     **settings: Any,
 ) -> Iterator[Served]:
-    """`settings`: the broker's; by default without a disk reserve."""
-    given = BrokerSettings(data_dir=data_dir, **{"disk_reserve_bytes": 0, **settings})
-    broker = Broker.open(given, store=store)
+    """`settings`: the broker's; by default without a disk reserve. The addresses that a broker of
+    a cluster registers are those that it listens on.
+    """
+    http_sock = bind("127.0.0.1", 0)
+    sock = bind("127.0.0.1", 0) if kafka is not None else None
+    given = BrokerSettings(
+        data_dir=data_dir,
+        **{
+            "disk_reserve_bytes": 0,
+            "advertised_url": f"{'https' if tls else 'http'}://{_address(http_sock)}",
+            "advertised_kafka": _address(sock) if sock is not None else "",
+            **settings,
+        },
+    )
+    try:
+        ca_file = http.peers_ca_file if http is not None else None
+        peers = HttpPeers(token=peer_token, ca_file=ca_file) if given.cluster_join else None
+        broker = Broker.open(given, store=store, peers=peers)
+    except BaseException:
+        http_sock.close()
+        if sock is not None:
+            sock.close()
+        raise
     try:
         app = create_app(broker, http or HttpSettings())
-        sock = bind("127.0.0.1", 0) if kafka is not None else None
         beside = None
         if kafka is not None and sock is not None:
             whole = Settings(
                 broker=broker.settings, http=app.context.settings, s3=S3Options(), kafka=kafka
             )
             beside = kafka_listener(app, kafka, sock, configs=described(whole))
-        with _running(app, loop=loop, tls=tls, beside=beside) as server:
+        with _running(app, http_sock, loop=loop, tls=tls, beside=beside) as server:
             yield Served(broker, server, app, sock.getsockname()[1] if sock else 0)
     finally:
         broker.close()
 
 
+def _address(sock: socket.socket) -> str:
+    return "127.0.0.1:{1}".format(*sock.getsockname())
+
+
 @contextmanager
 def _running(
-    app: TierlogApp, *, loop: str, tls: Tls | None, beside: Beside | None
+    app: TierlogApp, sock: socket.socket, *, loop: str, tls: Tls | None, beside: Beside | None
 ) -> Iterator[RunningServer]:
     """In a thread, on a loopback port."""
-    sock = bind("127.0.0.1", 0)
     port = sock.getsockname()[1]
     started = threading.Event()
     with configured_server(

@@ -25,14 +25,14 @@ log = PartitionLog.open(
     clock=Clock(),
     request=OpenRequest(clean=False),
 )
-commits = GroupCommit(log.writer, ThreadPoolExecutor(4), FlushTimer())
+commits = GroupCommit(log.writer, ThreadPoolExecutor(4).submit, FlushTimer())
 print_lock = threading.Lock()
 
 
 def produce(name: int) -> None:
     number = 0
     while True:
-        value = b"%d-%d-%d" % (log.recovery_point, name, number)
+        value = b"%d-%d-%d" % (log.flushed_end, name, number)
         append = Append(produced(batch([value + b"." * (number % 200)])))
         result = commits.submit(append, acks=Acks.ALL).result()
         with print_lock:

@@ -78,7 +78,7 @@ def test_a_tail_truncated_at_every_byte_keeps_every_whole_batch(
         log = open_log(copy, config=CONFIG, clean=False, recovery_point=base_offset)
         whole = [header for header in headers if header.position + header.size_bytes <= length]
         end = whole[-1].next_offset
-        assert (log.log_end_offset, log.high_watermark, log.recovery_point) == (end, end, end)
+        assert (log.log_end_offset, log.high_watermark, log.flushed_end) == (end, end, end)
         assert [record.value for record in records_of(log)] == written[:end]
         log.close()
         assert file_of(copy, base_offset, ".log").stat().st_size == sum(
@@ -263,7 +263,7 @@ def test_a_wrong_base_offset_at_the_end_of_a_log_is_refused_after_a_clean_shutdo
 
 def test_a_recovery_point_beyond_the_end_is_lowered(open_log, written):
     log = open_log(config=CONFIG, clean=False, recovery_point=500)
-    assert log.recovery_point == log.log_end_offset == 120
+    assert log.flushed_end == log.log_end_offset == 120
 
 
 def test_segments_that_overlap_are_refused(open_log, written, folder):
@@ -323,7 +323,7 @@ def test_indexes_above_the_recovery_point_are_rebuilt(
         )
     log = open_log(config=CONFIG, clean=False, recovery_point=0)
     for offset in range(120):
-        assert first_offset(log.read(offset, max_bytes=1)) == offset // 2 * 2
+        assert first_offset(log.read_hot(offset, max_bytes=1)) == offset // 2 * 2
         assert log.offset_for_timestamp(NOW_MS + offset) == (
             None if offset > 118 else ((offset + 1) // 2 * 2, NOW_MS + (offset + 1) // 2 * 2)
         )
@@ -577,7 +577,7 @@ def test_recovery_restores_all_producers(open_log, make_batch, monkeypatch, chun
             fields = {}
         values = [b"v"] * dice.randrange(1, 4)
         batch = make_batch(values, **fields, transactional=producer_id == 4)
-        (outcome,) = log.writer.append([Append(unchecked(batch))])
+        (outcome,) = log.writer.append([Append(unchecked(batch), verify=lambda _: None)])
         assert isinstance(outcome, AppendResult), outcome
         sequences[producer_id] += len(values)
     log.close()

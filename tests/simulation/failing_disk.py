@@ -46,7 +46,8 @@ class FailingDisk(LossyDisk):
             self.keep_into(image, of=died)
         cache = died / "tierlog" / "cache"
         if cache.exists():
-            shutil.copytree(cache, image / "tierlog" / "cache", dirs_exist_ok=True)
+            chunks = image / "tierlog" / "cache"
+            shutil.copytree(cache, chunks, copy_function=_copy_if_there, dirs_exist_ok=True)
         owner = image / "tierlog" / "owner"
         if owner.exists():  # so that it counts as the same folder
             owner_id, stat = owner.read_text().partition(" ")[0], image.stat()
@@ -58,6 +59,12 @@ class FailingDisk(LossyDisk):
         self._after -= 1
         if -self._times <= self._after < 0:
             raise type(self._error)(*self._error.args)  # a new one, with its own traceback
+
+
+def _copy_if_there(source: str, target: str) -> None:
+    """A chunk that was downloaded meanwhile has another name, and one may have been evicted."""
+    with suppress(FileNotFoundError):
+        shutil.copy2(source, target)
 
 
 def close_files_below(root: Path) -> None:

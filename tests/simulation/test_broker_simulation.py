@@ -147,7 +147,7 @@ class World:
         self.open()
         self._add_known("kafkas", model)
         self.broker.alter_topic("kafkas", config={"flush.ms": NEVER_MS})
-        config, log = self.broker.topic("kafkas").config, self.broker.partition("kafkas", 0).log
+        config, log = self.broker.topic("kafkas").config, self.broker.partition("kafkas", 0)._log
         model.configured(config, end_offset=log.log_end_offset)
         self.create()
 
@@ -231,7 +231,7 @@ class World:
             self.unsure[name] = [before.replace(change)]
             self.broker.alter_topic(name, config=change)
             known.model.configured(
-                self.broker.topic(name).config, end_offset=partition.log.log_end_offset
+                self.broker.topic(name).config, end_offset=partition.log_end_offset
             )
         self.unsure.pop(name, None)
 
@@ -320,7 +320,7 @@ class World:
     # --- background work --------------------------------------------------------------------------
 
     def roll_and_copy(self) -> None:
-        self._pick_topic()[2].log.roll()
+        self._pick_topic()[2].upkeep.roll()
         self.copy()
 
     def copy(self) -> None:
@@ -338,9 +338,9 @@ class World:
 
     def delete_local(self) -> None:
         _, _, partition = self._pick_topic()
-        if not partition.log.config.compacts:
-            partition.log.delete_local(janitor.removable_end(partition))
-            partition.log.reap(at_once=True)
+        if not partition.config.compacts:
+            partition.upkeep.delete_local(janitor.removable_end(partition))
+            partition.upkeep.reap(at_once=True)
 
     def save(self) -> None:
         self.broker.checkpoints.save()
@@ -348,9 +348,9 @@ class World:
     def collect(self) -> None:
         partition = self._pick_topic()[2]
         policy = GarbagePolicy(grace_ms=0, keep_ms=0, keep_min=self.random.choice((1, 3, 100)))
-        if partition.cold is not None:
+        if partition.has_bucket:
             with suppress(TierlogError):
-                partition.cold.collect_garbage(policy)
+                partition.upkeep.collect_garbage(policy)
 
     def run_groups_round(self) -> None:
         with suppress(TierlogError):
@@ -386,8 +386,8 @@ class World:
         self._change_on_failing_disk(
             full, of=ALLOCATING, times=self.random.choice((1, 3, 1 << 30)), after=30
         )
-        offline = [p.log for p in self.broker.partitions() if p.log.offline]
-        if any(not log.config.compacts for log in offline):
+        offline = [one for one in self.broker.partitions() if one.is_offline]
+        if any(not one.config.compacts for one in offline):
             raise Wrong("a full disk took a log offline")
         if offline:  # in the middle of a swap
             self._restart_after_crash(power_fails=False)
@@ -484,7 +484,7 @@ class World:
             known = self.topics.get(name)
             if known is not None and live.get(name) == known.topic_id:
                 config = self.broker.topic(name).config
-                end = self.broker.partition(name, 0).log.log_end_offset
+                end = self.broker.partition(name, 0).log_end_offset
                 if config != known.model.config and config not in configs:
                     raise Wrong(f"{name} has a configuration that was never set: {config}")
                 known.model.configured(config, end_offset=end)
@@ -527,8 +527,8 @@ class World:
         found = {}
         for name in self.topics:
             partition = self.broker.partition(name, 0)
-            manifest = partition.cold.manifest if partition.cold else None
-            in_use = manifest is not None and uses_bucket(partition.log.config, manifest)
+            manifest = partition.manifest if partition._cold else None
+            in_use = manifest is not None and uses_bucket(partition.config, manifest)
             found[name] = manifest.end_offset if in_use else None
         return found
 
@@ -569,7 +569,7 @@ class World:
             shutil.rmtree(copied)
 
     def _compare(self, name, before, partition, end: int) -> None:
-        if not self.broker.partition(name, 0).log.sealed.mirrored:
+        if not self.broker.partition(name, 0).is_mirrored:
             return
         found = read(partition, partition.offsets().high_watermark, self.random)
         wanted = [shown for shown in before if shown.offset < end]
@@ -646,10 +646,10 @@ class World:
 
     def _redundant_files(self, partition) -> list[tuple[int, Path]]:
         """(base offset of the segment, file) of files in either tier that have another copy."""
-        if partition.cold is None or not partition.log.sealed.mirrored:
+        if partition._cold is None or not partition.is_mirrored:
             return []
-        found, entries = [], list(partition.cold_entries(partition.log.log_start_offset))
-        local = {view.base_offset: view for view in partition.log.segments()}
+        found, entries = [], list(partition.cold_entries(partition.log_start_offset))
+        local = {view.base_offset: view for view in partition.local_segments()}
         for entry in entries:
             found.append((entry.base_offset, self.root / "bucket" / entry.indexes_key))
             view = local.get(entry.base_offset)
@@ -679,7 +679,7 @@ class World:
     def finish(self) -> None:
         self.heal_store()
         for name in self.topics:
-            self.broker.partition(name, 0).log.roll()
+            self.broker.partition(name, 0).upkeep.roll()
         for _ in range(3):
             self.copy()
             self.compact()
@@ -770,6 +770,6 @@ def test_the_simulation_catches_reads_that_ignore_aborted_transactions_in_the_bu
 def test_the_simulation_catches_local_deletion_before_the_upload(
     tmp_path, failing_disk, monkeypatch
 ):
-    monkeypatch.setattr(janitor, "removable_end", lambda partition: partition.log.high_watermark)
+    monkeypatch.setattr(janitor, "removable_end", lambda partition: partition.high_watermark)
     with pytest.raises((Wrong, TierlogError)):
         _run_from(2, tmp_path, failing_disk)

@@ -14,8 +14,8 @@ from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.compacted_topics import COMPACT, cold_records, last_of, put
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore
 from tests.simulation.steps import run, seeds
-from tierlog.broker.background import compactor, copier
 from tierlog.broker.broker import Broker
+from tierlog.broker.compaction import PartitionCompaction
 from tierlog.broker.settings import BrokerSettings
 from tierlog.object_store.open import open_store
 from tierlog.repair.verify import verify_topic
@@ -52,7 +52,7 @@ class World(BrokerHarness):
         return self.broker.partition("t", 0)
 
     def _check_each_commit(self):
-        bucket_state = self.partition.cold.bucket_state
+        bucket_state = self.partition._cold.bucket_state
         publish = bucket_state.record_manifest
 
         def published(manifest):
@@ -91,7 +91,7 @@ class World(BrokerHarness):
             self.latest[key] = value
             if value is None:
                 self.tombstones.setdefault(key, []).append(offset)
-        self.partition.log.roll()
+        self.partition.upkeep.roll()
 
     def compact(self):
         self.broker.background.compactor._backoff.clear()
@@ -106,7 +106,7 @@ class World(BrokerHarness):
         self.store.heal()
 
     def follow_while_compacting(self):
-        original, calls_left = compactor._follow, [self.random.randrange(3)]
+        original, calls_left = PartitionCompaction._follow, [self.random.randrange(3)]
 
         def follow_then_compact(*view, **seen):
             found = original(*view, **seen)
@@ -115,11 +115,11 @@ class World(BrokerHarness):
                 self.compact()
             return found
 
-        compactor._follow = follow_then_compact
+        PartitionCompaction._follow = follow_then_compact
         try:
             self.copy()
         finally:
-            compactor._follow = original
+            PartitionCompaction._follow = original
 
     def copy(self):
         self.broker.background.copier.reset_backoff([self.partition])
@@ -178,6 +178,6 @@ def test_the_bucket_loses_no_key_and_no_deleted_key_comes_back(seed, tmp_path, f
 def test_the_simulation_catches_mirroring_before_newer_records_are_uploaded(
     tmp_path, failing_disk, monkeypatch
 ):
-    monkeypatch.setattr(copier, "_may_mirror", lambda partition, work: True)
+    monkeypatch.setattr(PartitionCompaction, "may_be_followed", True)
     with pytest.raises(Wrong, match="is lost"):
         run(World(0, tmp_path, failing_disk), WEIGHTS, STEPS)

@@ -92,7 +92,7 @@ class World:
     def compact(self) -> None:
         cleanable = self.log.sealed.cleanable(self.checkpoint)
         if cleanable.dirty_bytes:
-            self.recovery_point = self.log.recovery_point  # as the broker does before a round
+            self.recovery_point = self.log.flushed_end  # as the broker does before a round
             table = PlainKeyTable(self.random.choice((1 << 20, 160 * 8)))
             self.checkpoint = self.log.sealed.clean(cleanable, table).end_offset
 

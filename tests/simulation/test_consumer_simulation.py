@@ -1,11 +1,13 @@
 """Seeded runs of `consume` by both clients against a log in memory that is appended to, trimmed and
-compacted meanwhile, and whose responses are refused, lost or corrupt.
+compacted meanwhile, and whose responses are refused, lost or corrupt. For a group, it is one of two
+members: the other, simulated, comes, reads for the group, and goes.
 
-* A run returns increasing offsets of each partition, with the values of those offsets.
+* A run returns increasing offsets of each partition, with the values of those offsets; a member may
+  begin anew at a commit.
 * A run without a group that ends returned every record that is still there, of those between the
   log's start and end when the run began, and none after that end.
-* What a group has committed, it has processed: at least once each record that is still there. A
-  record on which the loop was left counts as not processed.
+* What a group has committed, one of its members has processed: at least once each record that is
+  still there. A record on which the loop was left counts as not processed. No commit goes back.
 * A last run of the group, without faults, reads to the end.
 
 The seed is in the test's name; `TIERLOG_SEED` runs only that one.
@@ -26,7 +28,9 @@ import pytest
 import tierlog
 from tests.fakes.tiny_broker import description, refused
 from tests.simulation.steps import seeds
+from tierlog.client import group_calls
 from tierlog.client.exchange import RetryPolicy
+from tierlog.client.membership import Member
 from tierlog.client.records import ConsumedRecord
 from tierlog.client.wire import Limits
 from tierlog.record_format.encode import encode_batch
@@ -34,6 +38,7 @@ from tierlog.record_format.errors import TierlogError
 
 PARTITIONS = 3
 RUNS = 60
+ALONE = tierlog.Membership(heartbeat_interval_ms=44_999)  # in no thread but the loop's
 POLICY = RetryPolicy(attempts=3, first_pause_s=0.0, max_pause_s=0.0)
 REFUSALS = {"throttled": 429, "starting": 503, "store-unavailable": 503, "": 502, "internal": 500}
 
@@ -118,6 +123,8 @@ class FlakyBroker:
         self.random, self.fault_rate, self.changes = random, 0.0, True
         self.logs = [Log() for _ in range(PARTITIONS)]
         self.committed: dict[int, int] = {}
+        self.processed: list[set[int]] = [set() for _ in range(PARTITIONS)]  # by the other member
+        self.member, self.generation, self.assigned = "", 0, set(range(PARTITIONS))
 
     def __call__(self, request: httpx2.Request) -> httpx2.Response:
         if self.changes and self.random.random() < 0.3:
@@ -140,10 +147,17 @@ class FlakyBroker:
         if path[2] == "fetch":
             wanted = json.loads(request.content)["partitions"]
             return httpx2.Response(200, json={"partitions": [self._awaited(one) for one in wanted]})
-        if request.method == "PUT":
-            for row in json.loads(request.content)["offsets"]:
-                self.committed[row["partition"]] = row["offset"]
+        if path[-1] == "members":
+            return self._join(json.loads(request.content)["member_id"])
+        if path[-1] == "heartbeat":
+            reason = "REBALANCE_IN_PROGRESS"
+            is_kept = self.random.random() < 0.5
+            return httpx2.Response(204) if is_kept else refused(409, "group-refused", reason=reason)
+        if request.method == "DELETE":
+            self.member = ""
             return httpx2.Response(204)
+        if request.method == "PUT":
+            return self._commit(json.loads(request.content))
         if path[2] == "groups":
             if not self.committed:
                 return refused(404, "unknown-group")
@@ -154,6 +168,42 @@ class FlakyBroker:
             ]
             return httpx2.Response(200, json={"group": "g", "offsets": rows})
         return httpx2.Response(200, json=self._description())
+
+    def _join(self, member_id: str) -> httpx2.Response:
+        if member_id and member_id != self.member:
+            return refused(409, "group-refused", reason="UNKNOWN_MEMBER_ID")
+        self.generation += 1
+        self.member = member_id or f"m{self.generation}"
+        self._read_as_other(set(range(PARTITIONS)) - self.assigned)
+        others = self.random.randrange(PARTITIONS) if self.changes else 0
+        self.assigned = set(range(PARTITIONS)) - set(self.random.sample(range(PARTITIONS), others))
+        rows = [{"topic": "t", "partitions": sorted(self.assigned)}]
+        answer = {"member_id": self.member, "generation": self.generation, "assignment": rows}
+        return httpx2.Response(200, json=answer)
+
+    def _commit(self, body: dict[str, Any]) -> httpx2.Response:
+        """Perhaps first the other member has got all partitions, reads some records, and leaves."""
+        if self.changes and self.random.random() < 0.3:
+            self.generation += 1
+            self.member = self.random.choice([self.member, ""])
+            self._read_as_other(set(range(PARTITIONS)))
+        if body["member_id"] != self.member:
+            return refused(409, "group-refused", reason="UNKNOWN_MEMBER_ID")
+        if body["generation"] != self.generation:
+            return refused(409, "group-refused", reason="ILLEGAL_GENERATION")
+        for row in body["offsets"]:
+            assert row["partition"] in self.assigned
+            assert row["offset"] >= self.committed.get(row["partition"], 0)
+            self.committed[row["partition"]] = row["offset"]
+        return httpx2.Response(204)
+
+    def _read_as_other(self, partitions: set[int]) -> None:
+        for number in partitions:
+            log = self.logs[number]
+            offset = max(self.committed.get(number, 0), log.start)
+            end = self.random.randint(offset, max(offset, log.end))
+            self.processed[number] |= {one for one in log.values if offset <= one < end}
+            self.committed[number] = end
 
     def _awaited(self, wanted: dict[str, Any]) -> dict[str, Any]:
         log = self.logs[wanted["partition"]]
@@ -188,7 +238,8 @@ class Run:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        return {"topic": "t", "group": self.group, "follow": self.follow, "limits": Limits()}
+        group = {"group": self.group, "membership": ALONE}
+        return {"topic": "t", **group, "follow": self.follow, "limits": Limits()}
 
     def next(self, record: ConsumedRecord) -> bool:
         """Take a record; whether the loop is to be left on it."""
@@ -200,10 +251,14 @@ class Run:
             raise LeftTheLoop
         return True
 
+    def is_heartbeat_due(self) -> bool:
+        return self.broker.changes and self.broker.random.random() < 0.1
+
     def check(self, *, ended: bool) -> None:
         for number, log in enumerate(self.broker.logs):
             offsets = [one.offset for one in self.returned if one.partition == number]
-            assert offsets == sorted(set(offsets))
+            if self.group is None:
+                assert offsets == sorted(set(offsets))
             assert all(one.value == b"v%d" % one.offset for one in self.returned)
             if ended and self.group is None:
                 end = log.first_asked_end or 0
@@ -229,7 +284,7 @@ class World:
         last.follow, last.left_after = False, 10**9
         yield last
         for number, log in enumerate(self.broker.logs):
-            assert self.processed[number] >= set(log.values)
+            assert self.processed[number] | self.broker.processed[number] >= set(log.values)
             assert self.broker.committed.get(number, 0) in (0, log.end)
 
     def ended(self, run: Run, error: BaseException | None) -> None:
@@ -243,7 +298,18 @@ class World:
             self.processed[record.partition].add(record.offset)
         for number, offset in self.broker.committed.items():
             there = {one for one in self.broker.logs[number].values if one < offset}
-            assert there <= self.processed[number], "committed, but never processed"
+            processed = self.processed[number] | self.broker.processed[number]
+            assert there <= processed, "committed, but never processed"
+
+
+def members_of(client: tierlog.Client | tierlog.AsyncClient) -> list[Member]:
+    """Whose heartbeats the simulation sends, instead of a thread."""
+    return [one.member for one in client._active_groups if one.member is not None]
+
+
+@pytest.fixture(autouse=True)
+def commits_between_all_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_calls, "COMMIT_INTERVAL_S", 0.0)
 
 
 @pytest.mark.parametrize("seed", seeds(3))
@@ -270,6 +336,8 @@ def test_asynchronous_consume(seed: int) -> None:
             try:
                 async with aclosing(client.consume(**run.arguments)) as records:
                     async for record in records:
+                        for member in members_of(client) if run.is_heartbeat_due() else ():
+                            await client.run(member.stay(0.0))
                         if run.next(record):
                             break
             except (TierlogError, LeftTheLoop) as raised:

@@ -112,7 +112,7 @@ class Life(World):
             self._append(self.topics[name], self.broker.partition(name, 0))
 
     def _roll_and_copy(self, name: str) -> None:
-        self.broker.partition(name, 0).log.roll()
+        self.broker.partition(name, 0).upkeep.roll()
         self.copy()
 
     def create_and_upload(self) -> None:
@@ -128,7 +128,7 @@ class Life(World):
     def delete_local_segments(self) -> None:
         self.copy()
         run_janitor(self.broker)
-        self.broker.partition("a", 0).log.reap(at_once=True)
+        self.broker.partition("a", 0).upkeep.reap(at_once=True)
 
     def trim(self) -> None:
         self.copy()
@@ -146,14 +146,14 @@ class Life(World):
     def _alter(self, name: str, change: dict) -> None:
         self.unsure[name] = [self.broker.topic(name).config.replace(change)]
         self.broker.alter_topic(name, config=change)
-        end = self.broker.partition(name, 0).log.log_end_offset
+        end = self.broker.partition(name, 0).log_end_offset
         self.topics[name].model.configured(self.broker.topic(name).config, end_offset=end)
         del self.unsure[name]
 
     def create_and_compact(self) -> None:
         self._create("b", COMPACTED)
         self._produce("b", 10)
-        self.broker.partition("b", 0).log.roll()
+        self.broker.partition("b", 0).upkeep.roll()
         self.compact()
 
     def mirror(self) -> None:
@@ -169,7 +169,7 @@ class Life(World):
         self.copy()
         for partition in self.broker.partitions():
             if not partition.leadership_lost:
-                partition.cold.collect_garbage(EVERYTHING)
+                partition.upkeep.collect_garbage(EVERYTHING)
 
     def repair(self) -> None:
         self._produce("a", 3)
@@ -245,7 +245,7 @@ class Life(World):
         for name in self.topics:
             with suppress(FencedError):
                 self._produce(name, 2)
-                self.broker.partition(name, 0).log.roll()
+                self.broker.partition(name, 0).upkeep.roll()
         for act in (self.copy, self.compact, lambda: run_janitor(self.broker), self.collect):
             with suppress(FencedError):
                 act()
@@ -262,8 +262,8 @@ class Life(World):
             for offset, number in self.topics[name].model.placed.items():
                 if theirs.get(offset, number) != number:
                     raise Wrong(f"offset {offset} is assigned to {number} and {theirs[offset]}")
-                is_here = offset in found or offset < partition.log.log_start_offset
-                if not (offset in theirs or is_here or partition.log.config.compacts):
+                is_here = offset in found or offset < partition.log_start_offset
+                if not (offset in theirs or is_here or partition.config.compacts):
                     raise Wrong(f"offset {offset}, which the winner lacks, is lost")
 
     # --- after the fault --------------------------------------------------------------------------
@@ -297,7 +297,7 @@ class Life(World):
         for partition in self.broker.partitions():
             if partition.leadership_lost:
                 continue
-            manifests, manifest = partition.cold._manifests, partition.cold.manifest
+            manifests, manifest = partition._cold._manifests, partition.manifest
             lists = (manifest.pages, manifest.removed, manifest.removed_pages)
             named |= {manifests.versions.key(manifest.version)}
             named |= {item.key for items in lists for item in items}
@@ -309,7 +309,7 @@ class Life(World):
 
     def _check_folder(self) -> None:
         for partition in self.broker.partitions():
-            partition.log.reap(at_once=True)
+            partition.upkeep.reap(at_once=True)
         places = [self.folder.glob("*"), self.folder.glob("*/*")]
         left = [str(path) for place in places for path in place if path.name.endswith(LEFT_OVER)]
         for name in ("uploads", "scratch"):
@@ -463,7 +463,7 @@ def taken_over(life: Life, step, number: int) -> int:
 def _go_on(life: Life, number: int, seen: int) -> int:
     if number >= seen:
         return seen
-    if life.old_folder is not None or any(one.log.offline for one in life.broker.partitions()):
+    if life.old_folder is not None or any(one.is_offline for one in life.broker.partitions()):
         life.start_again(power_fails=False)  # the restore failed, or a swap
     life._settle_topics()
     life.check()

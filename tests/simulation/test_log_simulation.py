@@ -142,7 +142,7 @@ class World:
         self.flushed = len(self.lines)
 
     def save_checkpoint(self) -> None:
-        self.checkpoint = self.log.recovery_point
+        self.checkpoint = self.log.flushed_end
 
     def roll(self) -> None:
         before = len(self.log.segments())
@@ -166,7 +166,7 @@ class World:
         limit = self.random.choice((1, 500, 5000, 10**6))
         if offset < self.log_start:
             with pytest.raises(OffsetTrimmed):
-                self.log.read(offset, max_bytes=limit)
+                self.log.read_hot(offset, max_bytes=limit)
         elif offset <= self.flushed:
             end = self.random.choice((self.flushed, self._batch_end_before(self.flushed)))
             if offset <= end:
@@ -248,7 +248,7 @@ class World:
     def check(self) -> None:
         log = self.log
         assert log.log_end_offset == len(self.lines)
-        assert log.high_watermark == log.recovery_point == self.flushed
+        assert log.high_watermark == log.flushed_end == self.flushed
         assert log.log_start_offset == self.log_start
         segments = log.segments()
         assert segments[0].base_offset <= max(self.log_start, log.local_log_start_offset)

@@ -92,7 +92,7 @@ class Owner(BrokerHarness):
 
     def roll_and_copy(self) -> None:
         with suppress(FencedError):
-            self.partition.log.roll()
+            self.partition.upkeep.roll()
         self.copy()
 
     def served(self) -> dict[int, bytes | None]:
@@ -103,7 +103,7 @@ class Owner(BrokerHarness):
 
     def flushed(self) -> dict[int, bytes | None]:
         """The flushed values on its own disk, served or not, by offset."""
-        end = self.partition.log.high_watermark
+        end = self.partition.high_watermark
         found = in_files(self.folder / "t-0")
         return {offset: value for offset, value in found.items() if offset < end}
 
@@ -195,8 +195,8 @@ class World:
     def delete_local(self) -> None:
         """Delete everything from the local disk that is in the bucket."""
         partition = self.owner.partition
-        partition.log.delete_local(removable_end(partition))
-        partition.log.reap(at_once=True)
+        partition.upkeep.delete_local(removable_end(partition))
+        partition.upkeep.reap(at_once=True)
 
     def trim(self) -> None:
         offsets = self.owner.partition.offsets()
@@ -210,7 +210,7 @@ class World:
     def collect(self) -> None:
         policy = GarbagePolicy(grace_ms=0, keep_min=self.random.choice((1, 3, 100)))
         with suppress(TierlogError):
-            self.owner.partition.cold.collect_garbage(policy)
+            self.owner.partition.upkeep.collect_garbage(policy)
 
     def fail(self) -> None:
         """Plan faults for some of the next calls."""
@@ -310,7 +310,7 @@ class World:
     def _commit_enough(self) -> None:
         """So that an older copy is recognised (see "Not covered"); some pass the copy's end."""
         self.owner.copy()  # no trim is committed before the claim
-        cold, by_trims = self.owner.partition.cold, self.random.choice((True, False))
+        cold, by_trims = self.owner.partition._cold, self.random.choice((True, False))
         enough = cold.manifest.version + 4
         while cold.manifest.version < enough:
             self.produce()
@@ -384,7 +384,7 @@ class World:
         self.disk.crash_into(folder, self.random, of=of)
 
     def _in_bucket(self) -> set[int]:
-        manifest = self.owner.partition.cold.manifest
+        manifest = self.owner.partition.manifest
         return {offset for offset in self.required if offset < manifest.end_offset}
 
     def _replace_owner(self, *, as_zombie: bool) -> None:
@@ -436,7 +436,7 @@ class World:
             return False
 
         self.heal()
-        paused.partition.log.roll()
+        paused.partition.upkeep.roll()
         for call in ("put", "put_file", "get", "head", "list", "delete"):
             paused.store.fail(call, FailsBefore(), when=take_over_first)
         for act in self.random.sample(

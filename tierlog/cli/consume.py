@@ -98,7 +98,8 @@ GroupOption = Annotated[
     typer.Option(
         "--group",
         "-g",
-        help="Continue from this group's last commit, and commit what was printed.",
+        help="Read as a member of this group, which divides the partitions among its members (not "
+        "with --partition); continue from its last commit, and commit what was printed.",
         autocompletion=complete_group,
     ),
 ]
@@ -164,7 +165,6 @@ def consume(
         _batches(client, topic, partition, start=wanted, limits=limits)
         return
     _check_options(wanted, group=group, follow=follow)
-    topic_id = client.describe_topic(topic).topic_id if group and max_records else None
     reader = Reader(client, topic, partition, limits, group=group, matches=matches)
     records = reader.read_range(wanted, follow=follow)
     if follow:
@@ -174,8 +174,7 @@ def consume(
     to_line = record_lines.line_of(parts, for_stdout())
     count, printed = _print(islice(records, max_records), to_line, flush=flush)
     if group is not None and printed is not None and count == max_records:
-        records.close()
-        _commit_last(client, group, printed, topic_id=topic_id)
+        client.commit_consumed(printed)  # it would count when the next one is asked for
 
 
 def _parts(
@@ -209,16 +208,6 @@ def _check_options(wanted: Range, *, group: str | None, follow: bool) -> None:
         )
     if follow and wanted.has_end:
         raise typer.BadParameter("--follow never ends: it does not go with --until")
-
-
-def _commit_last(client: Client, group: str, last: ConsumedRecord, *, topic_id: str | None) -> None:
-    """Commit the last record: it counts as consumed when the next one is requested, which does not
-    happen with --max-records.
-    """
-    from tierlog.client.group_calls import OffsetCommit
-
-    commit = OffsetCommit(last.topic, last.partition, last.offset + 1, topic_id=topic_id)
-    client.commit_offsets(group, [commit])
 
 
 def _print(
@@ -274,9 +263,11 @@ def _batches(
         page = client.fetch_batches(
             topic, partition, offset=offset, timestamp=timestamp, limits=limits
         )
-        end = page.high_watermark if end is None else end
-        sys.stdout.buffer.write(_batches_before(end, page))
-        at_end = page.up_to_date or page.next_offset == offset or page.next_offset >= end
+        if end is None and page.is_end_known:
+            end = page.high_watermark
+        sys.stdout.buffer.write(page.batches if end is None else _batches_before(end, page))
+        has_ended = end is not None and page.next_offset >= end
+        at_end = page.up_to_date or page.next_offset == offset or has_ended
         offset, timestamp = page.next_offset, None
     sys.stdout.buffer.flush()
 

@@ -33,9 +33,17 @@ OffsetArguments = Annotated[
 def list_groups(client: Client, output: OutputOption = Output.AUTO) -> None:
     """List the groups by name."""
     groups = client.groups()
-    columns = ("group", "state", "members", "topics", "partitions", "lag")
+    columns = ("group", "type", "state", "members", "topics", "partitions", "lag")
     rows = [
-        (one.group, one.state, one.members, ", ".join(one.topics), one.partitions, one.lag)
+        (
+            one.group,
+            one.type,
+            one.state,
+            one.members,
+            ", ".join(one.topics),
+            one.partitions,
+            one.lag,
+        )
         for one in groups
     ]
     output.table({"groups": groups}, columns, rows)
@@ -54,7 +62,7 @@ def describe(
     """Show a group's committed offset and lag in each partition."""
     found = client.group(group)
     if members:
-        title = f"{group}: {found.state}, generation {found.generation}"
+        title = f"{group}: {found.type}, {found.state}, generation {found.generation}"
         output.table(found, _MEMBER_COLUMNS, list(map(_member_row, found.members)), title=title)
         return
     columns = ("topic", "partition", "offset", "log end", "lag", "metadata")
@@ -62,7 +70,8 @@ def describe(
         (one.topic, one.partition, one.offset, one.log_end_offset, one.lag, one.metadata)
         for one in found.offsets
     ]
-    output.table(found, columns, rows, title=group)
+    title = group if found.type == "classic" else f"{group}: {found.type} group"
+    output.table(found, columns, rows, title=title)
 
 
 _MEMBER_COLUMNS = ("member", "instance", "client", "host", "partitions")

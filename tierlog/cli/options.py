@@ -16,9 +16,7 @@
 
 from __future__ import annotations
 
-import errno
 import inspect
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -178,6 +176,13 @@ def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
+def complete_transactional_id(ctx: typer.Context, incomplete: str) -> list[str]:
+    found = _ask(
+        ctx, lambda client: [it.transactional_id for it in client.list_transactions().transactions]
+    )
+    return [name for name in found if name.startswith(incomplete)]
+
+
 def _ask(ctx: typer.Context, names: Callable[[Client], Iterable[str]]) -> list[str]:
     from tierlog.client.client import Client
     from tierlog.client.exchange import NO_RETRIES
@@ -197,7 +202,7 @@ Server = Annotated[
         "--server",
         envvar="TIERLOG_SERVER",
         metavar="URL",
-        help="URL of the broker.",
+        help="URL of the broker; of several, with commas between them.",
         rich_help_panel=COMMON_OPTIONS,
     ),
 ]
@@ -293,6 +298,7 @@ def _with_client(options: ClientOptions, call: partial[None]) -> None:
     from tierlog.client.client import Client
     from tierlog.client.exchange import BrokerUnreachable
     from tierlog.client.problems import NotOfferedHere
+    from tierlog.client.workarounds import is_refused
 
     with Client(
         options.server,
@@ -306,7 +312,7 @@ def _with_client(options: ClientOptions, call: partial[None]) -> None:
             error.args = (f"{error}{_near_topic(client, error.topic)}",)
             raise
         except BrokerUnreachable as error:
-            if os.strerror(errno.ECONNREFUSED) in str(error):
+            if is_refused(str(error)):
                 error.args = (f"{error}; `tierlog dev` starts a broker, --server selects another",)
             raise
         except NotOfferedHere as error:

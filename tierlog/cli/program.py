@@ -69,7 +69,11 @@ COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
         "group": Entry(
             "group", "Show, set and delete the offsets of groups.", "Topics and records"
         ),
+        "transaction": Entry("transaction", "Show and abort transactions.", "Topics and records"),
         "storage": Entry("storage", "Inspect, verify and repair both tiers.", "Storage"),
+        "cluster": Entry(
+            "cluster", "Show the brokers of a cluster, and move what they lead.", "Broker"
+        ),
         "bench": Entry("bench", "Measure a broker's produce and fetch rates.", "Broker"),
         "top": Entry("top", "Show what a broker is doing right now.", "Broker"),
         "replay": Entry(

@@ -115,8 +115,7 @@ class Reader:
         if of.last is not None:
             yield from self._read_last(of, of.last, follow=follow)
         elif of.has_end:
-            for number, end in self._ends(of).items():
-                yield from self._consume([number], of, end_offset=end)
+            yield from self._consume(self._partitions, of, end_offset=self._ends(of))
         else:
             yield from self._consume(self._partitions, of, follow=follow)
 

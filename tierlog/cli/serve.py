@@ -4,6 +4,7 @@ store, for one person on one machine. The flags of `serve` are the table of sett
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import sys
@@ -16,7 +17,8 @@ import typer
 from tierlog.cli.options import takes
 from tierlog.client.wire import DEFAULT_SERVER
 from tierlog.record_format.units import duration_in_words, size_in_words
-from tierlog.setting_table import TABLE, Kind, Part, Setting
+from tierlog.setting_kinds import Kind
+from tierlog.setting_table import TABLE, Part, Setting
 from tierlog.settings import DEFAULT_PORT, default_of
 
 if TYPE_CHECKING:
@@ -101,6 +103,7 @@ def serve(
 
     Every flag is also a TIERLOG_... variable and a key in the file given by --config; flags win.
     """
+    gc.disable()  # until all is loaded: see `broker_process`
     from tierlog import settings
     from tierlog.cli.broker_process import run_broker
     from tierlog.cli.logs import configure_logs
@@ -144,6 +147,7 @@ def dev(
     ] = False,
 ) -> None:
     """Run a broker with an embedded store; no flags needed. Its files are kept when it stops."""
+    gc.disable()  # until all is loaded: see `broker_process`
     from tierlog import settings
     from tierlog.cli.broker_process import run_broker
     from tierlog.cli.logs import configure_logs

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from tierlog.cli.output import format_size, print_table
-from tierlog.record_format.units import rough_duration
+from tierlog.record_format.units import dollars, rough_duration
 
 Members = Mapping[str, Any]
 _ON_DISK, _IN_BUCKET, _WAITING = "on disk", "in the bucket", "not uploaded yet"
@@ -40,7 +40,7 @@ def _facts(report: Members) -> Iterator[tuple[str, str]]:
     yield _WAITING, _not_uploaded(report)
     if cache := report.get("cache"):
         yield "cache", _cache(cache)
-    yield "cost of requests", f"{_dollars(report.get('cost_dollars'))} since the broker started"
+    yield "cost of requests", f"{_cost(report.get('cost_dollars'))} since the broker started"
 
 
 def _not_uploaded(report: Members) -> str:
@@ -86,9 +86,9 @@ def _request_row(use: Members) -> tuple[object, ...]:
         use.get("failures"),
         format_size(use.get("sent_bytes")),
         format_size(use.get("received_bytes")),
-        _dollars(use.get("cost_dollars")),
+        _cost(use.get("cost_dollars")),
     )
 
 
-def _dollars(amount: float | None) -> str:
-    return "-" if amount is None else f"${amount:.2f}" if not amount else f"${amount:.4f}"
+def _cost(amount: float | None) -> str:
+    return "-" if amount is None else dollars(amount)

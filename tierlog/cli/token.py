@@ -42,8 +42,9 @@ def create(
         list[str],
         typer.Option(
             "--scope",
-            metavar="read|produce|admin",
-            help="Permission; may be repeated. admin includes the others.",
+            metavar="read|produce|admin|cluster",
+            help="Permission; may be repeated. admin includes the others; cluster is for what the "
+            "brokers of a cluster ask of each other.",
         ),
     ],
     topics: Annotated[
@@ -59,7 +60,9 @@ def create(
 
     unknown = [one for one in scope if one not in list(Scope)]
     if unknown:
-        raise typer.BadParameter(f"a scope must be read, produce or admin, not {unknown[0]!r}")
+        raise typer.BadParameter(
+            f"a scope must be read, produce, admin or cluster, not {unknown[0]!r}"
+        )
     scopes = tuple(Scope(one) for one in scope)
     path = _path(data_dir, tokens_file)
     if data_dir is not None and not data_dir.exists():

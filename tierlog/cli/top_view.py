@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tierlog.cli.output import format_size, printable
+from tierlog.record_format.units import dollars
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -166,7 +167,7 @@ def _facts(load: Load) -> list[tuple[str, str]]:
             f"{store}, {load.store_requests_per_s:,.0f} requests/s, "
             f"{_rate(load.store_sent_bytes_per_s)} up, "
             f"{_rate(load.store_received_bytes_per_s)} down, "
-            f"${load.store_cost_dollars:.4f} since its start",
+            f"{dollars(load.store_cost_dollars)} since its start",
         ),
     ]
 

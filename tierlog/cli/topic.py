@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,7 +31,7 @@ from tierlog.record_format.errors import CorruptDataError
 
 if TYPE_CHECKING:
     from tierlog.client.client import Client
-    from tierlog.client.responses import AlteredTopic, Topic, TopicDescription
+    from tierlog.client.responses import AlteredTopic, PartitionDescription, Topic, TopicDescription
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -53,15 +54,28 @@ Config = Annotated[
 def create(
     client: Client,
     name: NewName,
+    *,
     partitions: Annotated[int, typer.Option(min=1, help="Number of partitions.")] = 1,
+    replication_factor: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Brokers that have each partition; default.replication.factor by default."
+        ),
+    ] = None,
     config: Config = None,
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Create a topic."""
-    topic = client.create_topic(name, partitions=partitions, config=parse_config(config))
-    count = len(topic.partitions)
+    topic = client.create_topic(
+        name,
+        partitions=partitions,
+        config=parse_config(config),
+        replication_factor=replication_factor,
+    )
     warn_of(topic)
-    output.report(topic, f"created {name} with {count} partition{'s' * (count != 1)}")
+    count, each = len(topic.all_partitions), topic.replication_factor
+    replicas = f", {each} replicas of each" if each > 1 else ""
+    output.report(topic, f"created {name} with {count} partition{'s' * (count != 1)}{replicas}")
 
 
 @app.command("list")
@@ -181,6 +195,8 @@ def parse_config(pairs: list[str] | None) -> dict[str, Any]:
 
 
 def print_topic(topic: TopicDescription, *, all_config: bool = False) -> None:
+    has_leaders = any(one.leader for one in topic.partitions)
+    has_replicas = any(len(one.replicas) > 1 for one in topic.partitions)
     columns = (
         "partition",
         "log start",
@@ -188,6 +204,8 @@ def print_topic(topic: TopicDescription, *, all_config: bool = False) -> None:
         "high watermark",
         "log end",
         "epoch",
+        *(("leader",) if has_leaders else ()),
+        *(("replicas", "in sync") if has_replicas else ()),
         "segments",
         "hot",
         "cold",
@@ -201,6 +219,8 @@ def print_topic(topic: TopicDescription, *, all_config: bool = False) -> None:
             one.high_watermark,
             one.log_end_offset,
             one.leader_epoch,
+            *((_leader_of(one),) if has_leaders else ()),
+            *((_nodes(one.replicas), _nodes(one.in_sync_replicas)) if has_replicas else ()),
             one.segments,
             format_size(one.hot_bytes),
             format_size(one.cold_bytes),
@@ -213,6 +233,14 @@ def print_topic(topic: TopicDescription, *, all_config: bool = False) -> None:
     config = topic.effective_config if all_config else topic.config
     if config:
         print_table("", ("setting", "value"), _config_pairs(config))
+
+
+def _leader_of(partition: PartitionDescription) -> int | None:
+    return None if partition.leader is None else partition.leader.node_id
+
+
+def _nodes(node_ids: Iterable[int]) -> str:
+    return ",".join(map(str, node_ids))
 
 
 def note_damaged(topic: TopicDescription) -> None:

@@ -23,7 +23,7 @@ from tierlog.client.batching import (
     prepare_record,
 )
 from tierlog.client.records import HeadersLike, Time, Value
-from tierlog.client.sender import ProducerCore
+from tierlog.client.sender import ProducerCore, Within
 from tierlog.host.clock import monotonic_ms, wall_clock_ms
 from tierlog.record_format.encode import NO_HEADERS
 from tierlog.record_format.errors import TierlogError
@@ -57,8 +57,11 @@ class AsyncProducer(ProducerCore[asyncio.Future[RecordMetadata]]):
         batching: Batching | None = None,
         *,
         clock: Callable[[], int] = monotonic_ms,
+        within: Within | None = None,
     ) -> None:
-        super().__init__(client, batching, clock, lambda: asyncio.get_running_loop().create_future)
+        super().__init__(
+            client, batching, clock, lambda: asyncio.get_running_loop().create_future, within
+        )
         self._finished = asyncio.Event()  # set for a moment, whenever a batch is finished
         self._turns: defaultdict[str, _Turns] = defaultdict(_Turns)
         self._wake = asyncio.Event()  # for the sending tasks
@@ -146,6 +149,11 @@ class AsyncProducer(ProducerCore[asyncio.Future[RecordMetadata]]):
             self._wake.set()
         for task in self._tasks:
             await asyncio.shield(task)
+
+    async def abandon(self, error: BaseException) -> None:
+        """Fail what is buffered instead of sending it, and end."""
+        self._accumulator.fail_queued(error)
+        await self.aclose()
 
     async def __aenter__(self) -> Self:
         return self

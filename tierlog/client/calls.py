@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
@@ -65,13 +65,26 @@ class Sequenced(NamedTuple):
 
 
 def create_topic(
-    name: str, *, partitions: int = 1, config: Mapping[str, ConfigValue] | None = None
+    name: str,
+    *,
+    partitions: int | None = None,
+    config: Mapping[str, ConfigValue] | None = None,
+    replication_factor: int | None = None,
+    replicas: Sequence[Sequence[int]] = (),
 ) -> Call[responses.AlteredTopic]:
-    """Create a topic; durable when this returns. Raises TopicExists.
+    """Create a topic; durable when this returns. One partition, with as many replicas as the broker
+    says, unless others are given. `replicas`: by partition, the node ids of the brokers that are to
+    have it. Raises TopicExists, InvalidReplicationFactor, InvalidReplicaAssignment.
 
     Not retried once it was sent: a retry after the topic was created would fail with TopicExists.
     """
-    body = {"name": name, "partitions": partitions, "config": dict(config or {})}
+    body: dict[str, object] = {"name": name, "config": dict(config or {})}
+    if partitions is not None:
+        body["partitions"] = partitions
+    if replication_factor is not None:
+        body["replication_factor"] = replication_factor
+    if replicas:
+        body["replicas"] = replicas
     request = json_request("POST", "/v1/topics", body, Subject(name))
     return Call(request, json_reader(responses.AlteredTopic), idempotent=False)
 
@@ -96,13 +109,18 @@ def alter_topic(
     *,
     config: Mapping[str, ConfigValue | None] | None = None,
     partitions: int | None = None,
+    replicas: Sequence[Sequence[int]] = (),
 ) -> Call[responses.AlteredTopic]:
-    """Change settings (None restores the default) or add partitions."""
+    """Change settings (None restores the default) or add partitions. `replicas`: as of
+    `create_topic`, of those that are added.
+    """
     body: dict[str, object] = {}
     if config is not None:
         body["config"] = dict(config)
     if partitions is not None:
         body["partitions"] = partitions
+    if replicas:
+        body["replicas"] = replicas
     request = json_request("PATCH", _topic_path(topic), body, Subject(topic))
     return Call(request, json_reader(responses.AlteredTopic))
 
@@ -160,8 +178,10 @@ def produce_batches(
     partition: int,
     acks: Acks = "all",
     expected_offset: int | None = None,
+    transactional_id: str | None = None,
 ) -> Call[responses.ProduceResponse]:
-    """Append record batches; with `expected_offset`, only if the log ends exactly there.
+    """Append record batches; with `expected_offset`, only if the log ends exactly there; with
+    `transactional_id`, to its producer's transaction, if they are transactional.
 
     Idempotent if every batch carries a producer's id.
     """
@@ -172,6 +192,7 @@ def produce_batches(
         partition=partition,
         acks=acks,
         expected_offset=expected_offset,
+        transactional_id=transactional_id,
     )
     # Not by the sequence: some clients number the batches of no producer, too.
     if all(header.producer_id >= 0 for header in iter_headers(batches)):
@@ -188,13 +209,16 @@ def produce_body(
     acks: Acks,
     sequenced: Sequenced | None = None,
     expected_offset: int | None = None,
+    transactional_id: str | None = None,
     envelope: bool = False,
 ) -> Call[responses.ProduceResponse]:
     """Produce a body of any media type that the API accepts."""
-    path = _topic_path(topic) if partition is None else _partition_path(topic, partition)
+    path = _topic_path(topic) if partition is None else partition_path(topic, partition)
     fields = {"content-type": content_type}
     if expected_offset is not None:
         fields["if-offset-match"] = str(expected_offset)
+    if transactional_id is not None:
+        fields["transactional-id"] = quote(transactional_id, safe="")
     if sequenced is not None:
         fields |= {
             "producer-id": str(sequenced.producer.producer_id),
@@ -239,7 +263,7 @@ def fetch_batches(
     )
     request = Request(
         "GET",
-        f"{_partition_path(topic, partition)}/records",
+        f"{partition_path(topic, partition)}/records",
         parameters,
         {"accept": RECORD_BATCHES},
         extra_wait_s=limits.wait_ms / 1000,
@@ -387,7 +411,7 @@ def trim(topic: str, partition: int, *, before_offset: int) -> Call[int]:
     """Delete all records below `before_offset` (Kafka's DeleteRecords); returns the log start
     afterwards.
     """
-    path = f"{_partition_path(topic, partition)}/trim"
+    path = f"{partition_path(topic, partition)}/trim"
     request = json_request(
         "POST", path, {"before_offset": before_offset}, Subject(topic, partition)
     )
@@ -415,10 +439,10 @@ def _topic_path(topic: str) -> str:
     return f"/v1/topics/{quote(topic, safe='')}"
 
 
-def _partition_path(topic: str, partition: int) -> str:
+def partition_path(topic: str, partition: int) -> str:
     return f"{_topic_path(topic)}/partitions/{partition}"
 
 
 def _get_of(topic: str, partition: int, what: str, parameters: Query = ()) -> Request:
-    path = f"{_partition_path(topic, partition)}/{what}"
+    path = f"{partition_path(topic, partition)}/{what}"
     return Request("GET", path, parameters, subject=Subject(topic, partition))

@@ -11,30 +11,40 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, signature
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 import httpx2
 
-from tierlog.client import calls, group_calls, responses
+from tierlog.client import calls, cluster_calls, group_calls, responses, transactions
 from tierlog.client.async_producer import AsyncProducer
 from tierlog.client.batching import Batching
 from tierlog.client.exchange import Call, NotSent, Outcome, Pause, RetryPolicy, Steps, exchange
 from tierlog.client.group_calls import GroupProgress
+from tierlog.client.membership import DEFAULT_MEMBERSHIP, Member, Membership
 from tierlog.client.problems import UnexpectedAnswer
 from tierlog.client.producer import Producer
 from tierlog.client.records import ConsumedRecord, Time, to_ms
+from tierlog.client.routing import Routes
 from tierlog.client.scheduling import FetchSchedule, PartitionCursor, schedule_fetches
+from tierlog.client.transactions import AsyncTransaction, Transaction
 from tierlog.client.transport import ConnectionConfig, to_outcome, to_response
 from tierlog.client.wire import DEFAULT_LIMITS, Limits, Request, Response, Start
 from tierlog.client.workarounds import is_closed_at_once
-from tierlog.record_format.errors import RetriableError, TierlogError, did_you_mean
+from tierlog.record_format.errors import (
+    InvalidRequest,
+    RetriableError,
+    TierlogError,
+    did_you_mean,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -91,10 +101,12 @@ def method(make: Callable[P, Call[T]]) -> CallMethod[P, T]:
 class _BrokerClient(Generic[Transport, Records]):
     """How both clients connect, and their calls. `Records`: what `consume` returns."""
 
+    _active_groups: Mapping[GroupProgress, object]
+
     @naming_the_nearest
     def __init__(
         self,
-        server: str | None = None,
+        server: str | Sequence[str] | None = None,
         *,
         token: str | None = None,
         token_file: str | Path | None = None,
@@ -110,6 +122,7 @@ class _BrokerClient(Generic[Transport, Records]):
             ca_file=ca_file,
             timeout_s=timeout_s,
         )
+        self._routes = Routes(self._connection.servers)
         self.retries = retries or RetryPolicy()
         self._transport: Transport | None = transport
         self._connect()
@@ -131,6 +144,10 @@ class _BrokerClient(Generic[Transport, Records]):
     produce_batches = method(calls.produce_batches)
     init_producer = method(calls.init_producer)
 
+    begin_transactions = method(transactions.begin_transactions)
+    list_transactions = method(transactions.list_transactions)
+    describe_transaction = method(transactions.describe_transaction)
+
     fetch = method(calls.fetch)
     fetch_batches = method(calls.fetch_batches)
 
@@ -141,10 +158,11 @@ class _BrokerClient(Generic[Transport, Records]):
         *,
         partitions: Sequence[int] | None = None,
         offset: Start | Mapping[int, Start] = "earliest",
-        end_offset: int | None = None,
+        end_offset: int | Mapping[int, int] | None = None,
         timestamp: Time | None = None,
         follow: bool = False,
         group: str | None = None,
+        membership: Membership = DEFAULT_MEMBERSHIP,
         limits: Limits = DEFAULT_LIMITS,
     ) -> Records:
         """Iterate over the records of the partitions (default: all), in order in each partition.
@@ -154,10 +172,12 @@ class _BrokerClient(Generic[Transport, Records]):
         `follow`, partitions are read one after another. Following all partitions includes those
         that are added later, within five minutes.
 
-        With `group`, reading continues from the group's committed offsets (`offset` is for
-        partitions without one), and offsets are committed along the way and at the end: see
-        `group_calls`. Partitions are not distributed among the consumers of a group: each reads all
-        that it requests.
+        With `group`, it joins the group, reads the partitions that the group assigns to it, and
+        leaves at the end (`membership`); with `partitions` too, it reads these without being a
+        member. Reading continues from the group's committed offsets (`offset` is for partitions
+        without one), and offsets are committed along the way and at the end: see `group_calls`.
+
+        Raises GroupRefused if the group cannot be joined, or as no member if it has members.
         """
         template = PartitionCursor(
             topic,
@@ -167,16 +187,38 @@ class _BrokerClient(Generic[Transport, Records]):
             limits=limits,
         )
         return self._consume(
-            schedule_fetches(template, partitions, offset, group=group, retries=self.retries)
+            schedule_fetches(
+                template,
+                partitions,
+                offset,
+                group=group,
+                membership=membership,
+                retries=self.retries,
+            )
         )
 
     def _consume(self, steps: Steps[FetchSchedule]) -> Records:
         raise NotImplementedError
 
+    def _holder_of(self, record: ConsumedRecord) -> GroupProgress:
+        """Whose loop has this record. Raises InvalidRequest."""
+        for progress in self._active_groups:
+            if progress.in_hand is record:
+                return progress
+        raise InvalidRequest("not the record that a loop over consume(group=...) got last")
+
     commit_offsets = method(group_calls.commit_offsets)
     group = method(group_calls.group)
     groups = method(group_calls.groups)
     delete_group = method(group_calls.delete_group)
+
+    describe_cluster = method(cluster_calls.describe_cluster)
+    led_partitions = method(cluster_calls.led_partitions)
+    move_leader = method(cluster_calls.move_leader)
+    rebalance = method(cluster_calls.rebalance)
+    drain_broker = method(cluster_calls.drain_broker)
+    undrain_broker = method(cluster_calls.undrain_broker)
+    remove_broker = method(cluster_calls.remove_broker)
 
     offsets = method(calls.offsets)
     offset_for_timestamp = method(calls.offset_for_timestamp)
@@ -190,9 +232,12 @@ class _BrokerClient(Generic[Transport, Records]):
 
 
 class Client(_BrokerClient[httpx2.BaseTransport, Generator[ConsumedRecord, None, None]]):
-    """A client of one broker; a context manager. Raises the errors of `tierlog.errors`.
+    """A client of a broker, or of a cluster; a context manager. Raises the errors of
+    `tierlog.errors`.
 
-    `server` is `http://HOST:PORT` or `https://HOST:PORT`; `ca_file` is the certificate authority,
+    `server` is `http://HOST:PORT` or `https://HOST:PORT`, or several, in a list or with commas
+    between them: then requests go to the broker that leads a partition, and to others while one is
+    down. `ca_file` is the certificate authority,
     if the system does not trust the broker's. `token`, or the content of `token_file`, is sent with
     each request. Defaults are taken from TIERLOG_SERVER (else http://127.0.0.1:8640),
     TIERLOG_TOKEN, TIERLOG_TOKEN_FILE and TIERLOG_CA_FILE, as on the command line. `timeout_s`
@@ -201,16 +246,15 @@ class Client(_BrokerClient[httpx2.BaseTransport, Generator[ConsumedRecord, None,
 
     def _connect(self) -> None:
         self._http, self._long_poll = self._connection.clients(httpx2.Client, self._transport)
-        self._active_groups: set[GroupProgress] = set()
+        self._active_groups: dict[GroupProgress, tuple[Event, Callable[[], None]]] = {}
         self._process = os.getpid()  # last: until then the parent's connections are not ours
 
     def close(self) -> None:
-        """Commit what was consumed for groups, and close the connections."""
+        """Commit what was consumed for groups, leave them, and close the connections."""
         if self._process != os.getpid():
             return  # the parent's connections; their locks may be held by threads that are not here
         for progress in list(self._active_groups):
-            with suppress(TierlogError):
-                self._commit(progress)
+            self._end(progress)
         self._http.close()
         self._long_poll.close()
 
@@ -224,6 +268,20 @@ class Client(_BrokerClient[httpx2.BaseTransport, Generator[ConsumedRecord, None,
         """A producer takes records one by one, batches them, and appends each exactly once."""
         return Producer(self, batching)
 
+    def transaction(
+        self,
+        transactional_id: str,
+        *,
+        timeout_ms: int | None = None,
+        batching: Batching | None = None,
+    ) -> Transaction:
+        """For the transactions of this id, one after the other: each `with` is one.
+
+        The first fences whoever used the id before. The broker aborts a transaction that is in
+        progress for `timeout_ms` (a minute).
+        """
+        return Transaction(self, transactional_id, timeout_ms=timeout_ms, batching=batching)
+
     def _consume(self, steps: Steps[FetchSchedule]) -> Generator[ConsumedRecord, None, None]:
         schedule = self.run(steps)
         if schedule.progress is not None:
@@ -236,28 +294,69 @@ class Client(_BrokerClient[httpx2.BaseTransport, Generator[ConsumedRecord, None,
         self, progress: GroupProgress, schedule: FetchSchedule
     ) -> Generator[ConsumedRecord, None, None]:
         try:
-            while fetch := schedule.next_call(time.monotonic()):
-                records = fetch.to_records(self.run(fetch.steps))
-                self._active_groups.add(progress)  # again: a fork may have come in between
-                for record in records:
-                    progress.consumed_before(record)
+            while True:
+                self._begin(progress)
+                if not (fetch := schedule.next_call(time.monotonic())):
+                    return
+                for record in fetch.to_records(self.run(fetch.steps)):
+                    progress.hand_out(record, time.monotonic())
                     yield record
-        except BaseException:
-            with suppress(TierlogError):
-                self._commit(progress)
-            raise
-        else:
-            self._commit(progress)
+                    if not progress.take_back():
+                        break
         finally:
-            self._active_groups.discard(progress)
+            self._end(progress)
+
+    def _begin(self, progress: GroupProgress) -> None:
+        """Send heartbeats from now on, unless they are. After a fork, this is another member."""
+        if self._process != os.getpid():
+            self._connect()
+        if progress in self._active_groups:
+            return
+        progress.forget_membership()
+        stop, end = Event(), partial(self._end, progress)
+        self._active_groups[progress] = stop, end
+        atexit.register(end)  # a loop that nobody closed would keep others waiting for its session
+        if progress.member is not None:
+            work = self._send_heartbeats
+            Thread(
+                target=work, args=(progress.member, stop), name="group-heartbeats", daemon=True
+            ).start()
+
+    def _send_heartbeats(self, member: Member, stop: Event) -> None:
+        while not stop.wait(member.settings.heartbeat_interval_s):
+            try:
+                self.run(member.stay(time.monotonic()))
+            except RuntimeError:
+                if not self._http.is_closed:
+                    raise
+                return
+
+    def _end(self, progress: GroupProgress) -> None:
+        """Commit, and leave. Not after a fork: then it is the other process that is a member."""
+        if self._process != os.getpid() or progress not in self._active_groups:
+            return
+        try:
+            with progress.logging_what_is_lost():
+                self._commit(progress)
+            if (leave := progress.leave()) is not None:
+                with suppress(TierlogError):
+                    self.call(leave)
+        finally:
+            stop, end = self._active_groups.pop(progress)
+            stop.set()
+            atexit.unregister(end)
 
     def _commit(self, progress: GroupProgress) -> None:
-        if self._http.is_closed or self._process != os.getpid():
-            return
-        if progress not in self._active_groups:
-            return  # after a fork it belongs to the other process
-        if (commit := progress.commit_consumed()) is not None:
+        if not self._http.is_closed and (commit := progress.commit_consumed()) is not None:
             self.call(commit)
+
+    def commit_consumed(self, record: ConsumedRecord) -> None:
+        """Commit all that a loop over `consume(group=...)` got, including this record, its last:
+        for a loop that is left on it. Raises GroupRefused if others read its partition by now.
+        """
+        progress = self._holder_of(record)
+        progress.consumed_in_hand()
+        self._commit(progress)
 
     def segments(
         self, topic: str, partition: int, *, from_offset: int | None = None
@@ -283,7 +382,7 @@ class Client(_BrokerClient[httpx2.BaseTransport, Generator[ConsumedRecord, None,
 
     def run(self, steps: Steps[T]) -> T:
         """Perform the steps of an exchange, and return its result."""
-        outcome: Outcome = None
+        outcome, steps = None, self._routes.follow(steps)
         while True:
             try:
                 step = steps.send(outcome)
@@ -308,20 +407,19 @@ class Client(_BrokerClient[httpx2.BaseTransport, Generator[ConsumedRecord, None,
 
 
 class AsyncClient(_BrokerClient[httpx2.AsyncBaseTransport, AsyncGenerator[ConsumedRecord, None]]):
-    """A client of one broker; an async context manager. The calls of `Client`, awaited."""
+    """As `Client`, with calls that are awaited; an async context manager."""
 
     def _connect(self) -> None:
         self._http, self._long_poll = self._connection.clients(httpx2.AsyncClient, self._transport)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._active_groups: set[GroupProgress] = set()
+        self._active_groups: dict[GroupProgress, asyncio.Task[None] | None] = {}
         self._committing = asyncio.Lock()
 
     async def aclose(self) -> None:
         """As `Client.close`. The generator of an abandoned `async for` may not be closed yet."""
         try:
             for progress in list(self._active_groups):
-                with suppress(TierlogError):
-                    await self._commit(progress)
+                await self._end(progress)
         finally:
             await self._http.aclose()
             await self._long_poll.aclose()
@@ -335,6 +433,16 @@ class AsyncClient(_BrokerClient[httpx2.AsyncBaseTransport, AsyncGenerator[Consum
     def producer(self, batching: Batching | None = None) -> AsyncProducer:
         """As `Client.producer`."""
         return AsyncProducer(self, batching)
+
+    def transaction(
+        self,
+        transactional_id: str,
+        *,
+        timeout_ms: int | None = None,
+        batching: Batching | None = None,
+    ) -> AsyncTransaction:
+        """As `Client.transaction`."""
+        return AsyncTransaction(self, transactional_id, timeout_ms=timeout_ms, batching=batching)
 
     async def _consume(self, steps: Steps[FetchSchedule]) -> AsyncGenerator[ConsumedRecord, None]:
         schedule = await self.run(steps)
@@ -350,25 +458,49 @@ class AsyncClient(_BrokerClient[httpx2.AsyncBaseTransport, AsyncGenerator[Consum
     async def _consume_for(
         self, progress: GroupProgress, schedule: FetchSchedule
     ) -> AsyncGenerator[ConsumedRecord, None]:
-        self._active_groups.add(progress)
+        heartbeats = None
+        if progress.member is not None:
+            heartbeats = asyncio.create_task(self._send_heartbeats(progress.member))
+        self._active_groups[progress] = heartbeats
         try:
             while fetch := schedule.next_call(time.monotonic()):
                 for record in fetch.to_records(await self.run(fetch.steps)):
-                    progress.consumed_before(record)
+                    progress.hand_out(record, time.monotonic())
                     yield record
-        except BaseException:
-            with suppress(TierlogError):
-                await self._commit(progress)
-            raise
+                    if not progress.take_back():
+                        break
         finally:
-            self._active_groups.discard(progress)
-        await self._commit(progress)
+            await self._end(progress)
+
+    async def _send_heartbeats(self, member: Member) -> None:
+        while True:
+            await asyncio.sleep(member.settings.heartbeat_interval_s)
+            await self.run(member.stay(time.monotonic()))
+
+    async def _end(self, progress: GroupProgress) -> None:
+        if progress not in self._active_groups:
+            return
+        try:
+            with progress.logging_what_is_lost():
+                await self._commit(progress)
+            if (leave := progress.leave()) is not None:
+                with suppress(TierlogError):
+                    await self.call(leave)
+        finally:
+            heartbeats = self._active_groups.pop(progress, None)
+            if heartbeats is not None:
+                heartbeats.cancel()
 
     async def _commit(self, progress: GroupProgress) -> None:
         async with self._committing:  # `aclose` waits for a commit in flight
             commit = progress.commit_consumed()
             if commit is not None and not self._http.is_closed:
                 await self.call(commit)
+
+    async def commit_consumed(self, record: ConsumedRecord) -> None:
+        progress = self._holder_of(record)
+        progress.consumed_in_hand()
+        await self._commit(progress)
 
     async def segments(
         self, topic: str, partition: int, *, from_offset: int | None = None
@@ -399,7 +531,7 @@ class AsyncClient(_BrokerClient[httpx2.AsyncBaseTransport, AsyncGenerator[Consum
                 "this client belongs to another event loop: create one client per event loop"
             )
         self._loop = loop
-        outcome: Outcome = None
+        outcome, steps = None, self._routes.follow(steps)
         while True:
             try:
                 step = steps.send(outcome)

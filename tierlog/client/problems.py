@@ -17,11 +17,24 @@ from tierlog.record_format.errors import FieldProblem, RequestError, RetriableEr
 from tierlog.record_format.workarounds import decode_json
 
 RETRIABLE_CODES: Final = frozenset(
-    ("throttled", "starting", "store-unavailable", "shutting-down", "disk-full")
+    (
+        "throttled",
+        "starting",
+        "store-unavailable",
+        "shutting-down",
+        "disk-full",
+        "concurrent-transactions",
+        "leader-unknown",
+        "not-leader",
+        "broker-unavailable",
+        "not-enough-replicas",
+        "watermark-unknown",
+    )
 )
 
 
 DAY_S: Final = 86_400.0
+_ENDED: Final = ("shutting-down", "broker-unavailable", "leader-changed")
 
 
 class Unauthorized(RequestError):
@@ -79,6 +92,7 @@ class Problem(msgspec.Struct, frozen=True):
     object_key: str = ""
     file: str = ""
     results: tuple[dict[str, object], ...] = ()
+    leader: dict[str, object] = {}
 
 
 class ErrorContext(NamedTuple):
@@ -128,7 +142,7 @@ def is_retriable_refusal(response: Response) -> bool:
     """Whether the broker refused temporarily and changed nothing: the request may be retried. So
     it may if a gateway limits the rate of requests, which then forwarded nothing.
     """
-    if response.status not in {429, 503, 507}:
+    if response.status not in {421, 429, 503, 507}:
         return False
     problem = parse_problem(response.body)
     if problem is None:
@@ -144,9 +158,11 @@ def is_gateway_error(response: Response) -> bool:
 
 
 def is_interrupted_by_shutdown(response: Response) -> bool:
-    """Whether the broker shut down during the request, which may have taken effect."""
+    """Whether the broker, or one of its cluster that it had sent the request to, ended or lost the
+    partition meanwhile: it may have taken effect.
+    """
     problem = parse_problem(response.body) if response.status == 503 else None
-    return problem is not None and (problem.code, problem.outcome) == ("shutting-down", "unknown")
+    return problem is not None and problem.code in _ENDED and problem.outcome == "unknown"
 
 
 def retry_after_s(response: Response) -> float:
@@ -246,6 +262,10 @@ def _group_refused(context: ErrorContext) -> TierlogError:
     return errors.GroupRefused(context.problem.reason, context.detail)
 
 
+def _transaction_refused(context: ErrorContext) -> TierlogError:
+    return errors.TransactionRefused(context.problem.reason, context.detail)
+
+
 def _offset_mismatch(context: ErrorContext) -> TierlogError:
     return errors.OffsetMismatch(
         expected_offset=context.subject.expected_offset,
@@ -268,6 +288,8 @@ _BY_CODE: Final[Mapping[str, ErrorFactory]] = {
     "invalid-record": _invalid(errors.InvalidRecord),
     "invalid-config": _invalid(errors.InvalidConfig),
     "invalid-topic-name": _invalid(errors.InvalidTopicName),
+    "invalid-replication-factor": _invalid(errors.InvalidReplicationFactor),
+    "invalid-replica-assignment": _invalid(errors.InvalidReplicaAssignment),
     "corrupt-batch": _invalid_batch,
     "unauthorized": _unauthorized,
     "forbidden": _plain(errors.Forbidden),
@@ -276,11 +298,23 @@ _BY_CODE: Final[Mapping[str, ErrorFactory]] = {
     "unknown-segment": _plain(errors.UnknownSegment),
     "unknown-group": _plain(errors.UnknownGroup),
     "group-refused": _group_refused,
+    "unknown-transaction": _plain(errors.UnknownTransaction),
+    "transaction-refused": _transaction_refused,
+    "concurrent-transactions": _retriable(errors.ConcurrentTransactions),
     "unknown-manifest-version": _plain(errors.UnknownManifestVersion),
     "not-found": _plain(NotOfferedHere),
     "method-not-allowed": _plain(NotOfferedHere),
     "not-acceptable": _plain(NotOfferedHere),
     "unsupported-media-type": _plain(NotOfferedHere),
+    "unknown-broker": _plain(errors.UnknownBroker),
+    "broker-in-use": _plain(errors.BrokerInUse),
+    "not-in-cluster": _plain(errors.NotInCluster),
+    "leader-unknown": _retriable(errors.LeaderUnknown),
+    "not-leader": _retriable(errors.LeaderUnknown),
+    "broker-unavailable": _retriable(errors.PeerUnavailable),
+    "not-enough-replicas": _retriable(errors.NotEnoughReplicas),
+    "watermark-unknown": _retriable(errors.WatermarkUnknown),
+    "leader-changed": _plain(errors.LeaderChanged),
     "topic-exists": _plain(errors.TopicExists),
     "pin-exists": _plain(errors.PinExists),
     "out-of-order-sequence": _plain(errors.OutOfOrderSequence),

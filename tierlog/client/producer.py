@@ -26,7 +26,7 @@ from tierlog.client.batching import (
     prepare_record,
 )
 from tierlog.client.records import HeadersLike, Time, Value
-from tierlog.client.sender import ProducerCore
+from tierlog.client.sender import ProducerCore, Within
 from tierlog.host.clock import monotonic_ms, wall_clock_ms
 from tierlog.record_format.encode import NO_HEADERS
 from tierlog.record_format.errors import Throttled
@@ -72,8 +72,9 @@ class Producer(ProducerCore[Delivery]):
         *,
         room_timeout_s: float = 60.0,
         clock: Callable[[], int] = monotonic_ms,
+        within: Within | None = None,
     ) -> None:
-        super().__init__(client, batching, clock, Delivery.factory_for_batch)
+        super().__init__(client, batching, clock, Delivery.factory_for_batch, within)
         self._room_timeout_s = room_timeout_s
         self._condition = InterruptSafeCondition()
         self._process = os.getpid()
@@ -168,6 +169,12 @@ class Producer(ProducerCore[Delivery]):
             for thread in self._threads:  # also one that failed and is about to raise
                 thread.join()
         _open_producers.discard(self)  # not before: an interrupted producer is flushed at exit
+
+    def abandon(self, error: BaseException) -> None:
+        """Fail what is buffered instead of sending it, and end."""
+        with self._condition:
+            self._accumulator.fail_queued(error)
+        self.close()
 
     def stop_lingering(self) -> bool:
         """From now on, send every record at once; False if the producer cannot send any more."""

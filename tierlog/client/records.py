@@ -128,10 +128,10 @@ class ConsumedRecord(NamedTuple):
 
 def to_json(records: Iterable[NewRecord | Value]) -> bytes:
     """The body of a JSON produce request."""
-    return msgspec.json.encode({"records": [_to_member(record) for record in _as_list(records)]})
+    return msgspec.json.encode({"records": [_to_member(record) for record in as_records(records)]})
 
 
-def _as_list(records: Iterable[NewRecord | Value]) -> list[NewRecord]:
+def as_records(records: Iterable[NewRecord | Value]) -> list[NewRecord]:
     """Refuses a single record: text would be iterated by letters, a NewRecord by fields."""
     if isinstance(records, (str, bytes, bytearray, memoryview, Mapping, NewRecord)):
         raise TypeError(
@@ -208,7 +208,7 @@ def to_batches(
 
     Records without a timestamp get `now_ms`. Raises RecordTooLarge, and InvalidRecord if empty.
     """
-    new = _as_list(records)
+    new = as_records(records)
     if not new:
         raise InvalidRecord("the request has no records")
     cut = encode_batches(
@@ -255,8 +255,8 @@ def decode_fetched(
         for header in headers_in_order(batches, from_offset=from_offset, next_offset=next_offset):
             if end_offset is not None and header.base_offset >= end_offset:
                 break
+            check_crc(batches, header)  # first: whether it is skipped is said by its own bytes
             if header.last_offset >= from_offset and not header.is_control:
-                check_crc(batches, header)
                 columns = decode_columns(
                     batches, header, from_offset=from_offset, end_offset=end_offset
                 )

@@ -31,10 +31,18 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     topic_id: str
     partitions: int
     config: dict[str, ConfigValue]
+    replication_factor: int = 1
+
+
+class Leader(msgspec.Struct, frozen=True, kw_only=True):
+    node_id: int
+    url: str
 
 
 class PartitionDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything from the log start up to `cold_end_offset` is in the bucket."""
+    """Everything from the log start up to `cold_end_offset` is in the bucket. The node ids of those
+    that have it and that are in sync: only of a cluster.
+    """
 
     partition: int
     log_start_offset: int
@@ -47,6 +55,9 @@ class PartitionDescription(msgspec.Struct, frozen=True, kw_only=True):
     cold_end_offset: int
     segments: int
     offload_lag_bytes: int
+    leader: Leader | None = None
+    replicas: tuple[int, ...] = ()
+    in_sync_replicas: tuple[int, ...] = ()
 
 
 class DamagedPartition(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +74,7 @@ class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
     effective_config: dict[str, ConfigValue]
     partitions: tuple[PartitionDescription, ...]
     damaged_partitions: tuple[DamagedPartition, ...] = ()
+    replication_factor: int = 1
 
     @property
     def read_order(self) -> list[int]:
@@ -141,8 +153,46 @@ class ProducerIdentity(msgspec.Struct, frozen=True, kw_only=True):
     producer_epoch: int
 
 
+class TransactionListing(msgspec.Struct, frozen=True, kw_only=True):
+    """A transactional id in a list. `age_ms` and `partitions`: of a transaction in progress."""
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    producer_epoch: int
+    age_ms: int | None
+    partitions: int
+
+
+class TransactionPage(msgspec.Struct, frozen=True, kw_only=True):
+    """`next_after`: None at the end."""
+
+    transactions: tuple[TransactionListing, ...]
+    next_after: str | None
+
+
+class AssignedTopic(msgspec.Struct, frozen=True, kw_only=True):
+    topic: str
+    partitions: tuple[int, ...]
+
+
+class TransactionDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """`partitions`: of a transaction in progress, as far as the token may see them."""
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    producer_epoch: int
+    timeout_ms: int
+    age_ms: int | None
+    partitions: tuple[AssignedTopic, ...]
+
+
 class FetchedBatches(NamedTuple):
-    """Whole record batches as they lie on disk; the first may begin before the offset asked for."""
+    """Whole record batches as they lie on disk; the first may begin before the offset asked for.
+    `is_end_known`: false while the partition's leader does not answer: the log ends at
+    `high_watermark` or above.
+    """
 
     batches: bytes
     next_offset: int
@@ -151,6 +201,7 @@ class FetchedBatches(NamedTuple):
     up_to_date: bool
     tier: Tier
     topic_id: str
+    is_end_known: bool = True
 
 
 class AwaitedPartition(msgspec.Struct):
@@ -173,6 +224,8 @@ class AwaitedPartitions(msgspec.Struct):
 
 
 class FetchedRecords(NamedTuple):
+    """All but `records` as in `FetchedBatches`."""
+
     records: list[Record]
     next_offset: int
     log_start_offset: int
@@ -180,6 +233,7 @@ class FetchedRecords(NamedTuple):
     up_to_date: bool
     tier: Tier
     topic_id: str
+    is_end_known: bool = True
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,11 +289,6 @@ class GroupOffset(msgspec.Struct, frozen=True, kw_only=True):
     metadata: str = ""
 
 
-class AssignedTopic(msgspec.Struct, frozen=True, kw_only=True):
-    topic: str
-    partitions: tuple[int, ...]
-
-
 class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
     """`instance_id`: of a static member. `assignment`: what it reads."""
 
@@ -259,6 +308,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     protocol_type: str = ""
     members: tuple[GroupMember, ...] = ()
+    type: str = "classic"
 
 
 class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,6 +320,7 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
     lag: int
     state: str = ""
     members: int = 0
+    type: str = "classic"
 
 
 class Readiness(NamedTuple):
@@ -278,6 +329,70 @@ class Readiness(NamedTuple):
     ready: bool
     reasons: tuple[str, ...]
     degraded: tuple[str, ...]
+
+
+class Broker(msgspec.Struct, frozen=True, kw_only=True):
+    """A broker of a cluster. `leads`: how many partitions; `kafka`: HOST:PORT, or empty."""
+
+    node_id: int
+    url: str
+    state: Literal["running", "draining", "stopped", "removed"]
+    is_alive: bool
+    leads: int
+    kafka: str = ""
+    zone: str = ""
+    folder_id: str = ""
+    incarnation: int = 0
+
+
+class ClusterDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """`node_id`: of the broker that answered."""
+
+    cluster_id: str
+    node_id: int
+    brokers: tuple[Broker, ...]
+    offline_partitions: int = 0
+    under_replicated_partitions: int = 0
+    under_min_isr_partitions: int = 0
+
+
+class LedPartition(NamedTuple):
+    topic_id: str
+    partition: int
+    leader_epoch: int
+    log_end_offset: int
+    cold_end_offset: int
+
+
+class LedPartitions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a broker leads."""
+
+    node_id: int
+    leaders: tuple[LedPartition, ...]
+
+
+class Move(msgspec.Struct, frozen=True, kw_only=True):
+    """`source` and `target`: node ids."""
+
+    topic: str
+    partition: int
+    source: int
+    target: int
+
+
+class Moves(msgspec.Struct, frozen=True, kw_only=True):
+    """`left`: how many are still to be made."""
+
+    moves: tuple[Move, ...]
+    left: int
+
+
+class MovedLeader(msgspec.Struct, frozen=True, kw_only=True):
+    """`paused_ms`: how long appends were refused."""
+
+    node_id: int
+    end_offset: int
+    paused_ms: int
 
 
 class TopicList(msgspec.Struct):
@@ -339,6 +454,7 @@ def read_batches(response: Response) -> FetchedBatches:
             up_to_date=fields["log-up-to-date"] == "true",
             tier=msgspec.convert(fields["log-tier"], Tier),
             topic_id=fields["log-topic-id"],
+            is_end_known="log-leader" not in fields,
         )
     except (KeyError, ValueError) as error:
         raise UnexpectedAnswer(

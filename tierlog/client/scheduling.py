@@ -12,7 +12,11 @@ or a commit for its group.
 * A cursor moves only past records that it returned, so that a failed fetch is repeated, and its
   next offset is what a group may commit.
 * Without an `end_offset`, the first response fixes `initial_end`: records appended meanwhile do not
-  keep a consumer from ending. A given end is waited for.
+  keep a consumer from ending. A given end is waited for; so is the end of a partition whose leader
+  does not answer, which a response from the bucket does not know.
+* A member of a group reads what the group assigns to it, from the group's commits. When the group
+  distributes its partitions anew, it commits, joins again, and begins at the commits again: what it
+  was assigned before may have been another's in between.
 * A consumer of committed records is also at the end at the last stable offset: the response then
   makes no progress.
 """
@@ -21,6 +25,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, takewhile
@@ -29,10 +34,23 @@ from operator import index
 from typing import Any, Final, NamedTuple
 
 from tierlog.client import calls, group_calls
-from tierlog.client.exchange import UNLIMITED_ATTEMPTS, Call, RetryPolicy, Steps, exchange
+from tierlog.client.exchange import (
+    UNLIMITED_ATTEMPTS,
+    Call,
+    Pause,
+    RetryPolicy,
+    Steps,
+    exchange,
+)
 from tierlog.client.group_calls import GroupProgress
+from tierlog.client.membership import Member, Membership
 from tierlog.client.records import ConsumedRecord, decode_fetched, from_timestamp
-from tierlog.client.responses import METADATA_MAX_AGE_MS, FetchedBatches, GroupOffset
+from tierlog.client.responses import (
+    METADATA_MAX_AGE_MS,
+    FetchedBatches,
+    GroupOffset,
+    TopicDescription,
+)
 from tierlog.client.wire import DEFAULT_LIMITS, Limits, Start, normalize_start
 from tierlog.record_format.errors import (
     InvalidRequest,
@@ -45,7 +63,7 @@ from tierlog.record_format.errors import (
 @dataclass(slots=True)
 class PartitionCursor:
     """One consumer's progress in one partition. `follow`: never done. `topic_id`: None until it is
-    known.
+    known. `end_offset`: by partition only in what others are made like.
 
     Raises InvalidRequest for a follower with an end.
     """
@@ -55,7 +73,7 @@ class PartitionCursor:
     topic_id: str | None = None
     next_offset: Start = "earliest"
     timestamp: int | None = None
-    end_offset: int | None = None
+    end_offset: int | Mapping[int, int] | None = None
     follow: bool = False
     limits: Limits = DEFAULT_LIMITS
     initial_end: int | None = None
@@ -70,7 +88,7 @@ class PartitionCursor:
         self, partitions: Iterable[int], offset: Start | Mapping[int, Start]
     ) -> list[PartitionCursor]:
         """One cursor like this for each partition, also if it is named twice, at its offset;
-        "earliest" for partitions that a mapping leaves out.
+        "earliest" for partitions that a mapping leaves out, and without an end likewise.
 
         Raises TypeError for a single number, and for anything that is not a number.
         """
@@ -78,7 +96,7 @@ class PartitionCursor:
             raise TypeError(f"partitions: expected a list of numbers, as in [{partitions}]")
         if self.timestamp is not None:
             offset = "earliest"  # not used: the first fetch is by the timestamp
-        end_offset = None if self.end_offset is None else index(self.end_offset)
+        ends = self.end_offset
         return [
             replace(
                 self,
@@ -86,7 +104,7 @@ class PartitionCursor:
                 next_offset=normalize_start(
                     offset.get(partition, "earliest") if isinstance(offset, Mapping) else offset
                 ),
-                end_offset=end_offset,
+                end_offset=_number(ends.get(partition) if isinstance(ends, Mapping) else ends),
             )
             for partition in dict.fromkeys(map(index, partitions))
         ]
@@ -113,9 +131,9 @@ class PartitionCursor:
         """
         self.check_topic_id(fetched.topic_id)
         self.has_fetched = True
-        if self.initial_end is None and not self.follow:
+        if self.initial_end is None and not self.follow and fetched.is_end_known:
             self.initial_end = fetched.high_watermark
-        end = self.initial_end if self.end_offset is None else self.end_offset
+        end = self.initial_end if self._end is None else self._end
         records, corrupt_from = decode_fetched(
             fetched.batches,
             partial(ConsumedRecord, self.topic, self.partition),
@@ -149,11 +167,20 @@ class PartitionCursor:
         """Whether there is nothing left to fetch."""
         if self.follow or self.timestamp is not None or not isinstance(self.next_offset, int):
             return False
-        if self.end_offset is not None:
-            return self.next_offset >= self.end_offset
+        if self._end is not None:
+            return self.next_offset >= self._end
         return self.at_end or (
             self.initial_end is not None and self.next_offset >= self.initial_end
         )
+
+    @property
+    def _end(self) -> int | None:
+        assert not isinstance(self.end_offset, Mapping), "`for_partitions` chose one"
+        return self.end_offset
+
+
+def _number(offset: int | None) -> int | None:
+    return None if offset is None else index(offset)
 
 
 FOLLOW_WAIT_MS: Final = 10_000
@@ -167,33 +194,51 @@ def schedule_fetches(
     offset: Start | Mapping[int, Start],
     *,
     group: str | None,
+    membership: Membership,
     retries: RetryPolicy,
 ) -> Steps[FetchSchedule]:
     """A schedule of the partitions (None: all), each with a cursor like `template`. With `group`
-    they begin at its commits, where there are any.
+    they begin at its commits, where there are any; without `partitions` it is joined.
 
     Raises TypeError for a mapping by anything but numbers, whose offsets would not be found.
     """
     if isinstance(offset, Mapping):
         offset = {_partition(key): start for key, start in offset.items()}
-    progress = None if group is None else GroupProgress(group, template)
-    numbers = partitions
-    if numbers is None or progress is not None:
-        topic = yield from exchange(calls.describe_topic(template.topic), retries)
-        template.check_topic_id(topic.topic_id)
-        numbers = topic.read_order if numbers is None else numbers
-        if progress is not None:
-            committed = yield from _committed_offsets(progress.name, retries)
-            offset = progress.start_offsets(committed, topic, offset)
-    cursors = template.for_partitions(numbers, offset)
-    return FetchSchedule(cursors, retries, whole_topic=partitions is None, progress=progress)
+    whole_topic, progress = partitions is None, None
+    if group is not None:
+        member = Member(group, template.topic, membership) if whole_topic else None
+        progress = GroupProgress(group, template, member)
+    schedule = FetchSchedule(template, offset, retries, whole_topic=whole_topic, progress=progress)
+    if progress is not None and progress.member is not None:
+        return schedule  # it joins first
+    if partitions is None or progress is not None:
+        topic = yield from _described(template, retries)
+        partitions = topic.read_order if partitions is None else partitions
+        offset = yield from _starts(progress, topic, offset, retries)
+    schedule.read_from(partitions, offset)
+    return schedule
 
 
-def _committed_offsets(group: str, policy: RetryPolicy) -> Steps[tuple[GroupOffset, ...]]:
-    try:
-        return (yield from exchange(group_calls.group(group), policy)).offsets
-    except UnknownGroup:
-        return ()
+def _described(template: PartitionCursor, policy: RetryPolicy) -> Steps[TopicDescription]:
+    topic = yield from exchange(calls.describe_topic(template.topic), policy)
+    template.check_topic_id(topic.topic_id)
+    return topic
+
+
+def _starts(
+    progress: GroupProgress | None,
+    topic: TopicDescription,
+    offset: Start | Mapping[int, Start],
+    policy: RetryPolicy,
+) -> Steps[Start | Mapping[int, Start]]:
+    """Where the partitions begin: for a group, at its commits, where there are any."""
+    if progress is None:
+        return offset
+    committed: tuple[GroupOffset, ...] = ()
+    with suppress(UnknownGroup):
+        call = group_calls.group(progress.name, stable=progress.stable)
+        committed = (yield from exchange(call, policy)).offsets
+    return progress.start_offsets(committed, topic, offset)
 
 
 def _partition(key: int) -> int:
@@ -210,48 +255,70 @@ class ScheduledCall(NamedTuple):
     to_records: Callable[[Any], list[ConsumedRecord]]
 
 
+def _no_records(_: object) -> list[ConsumedRecord]:
+    return []
+
+
+def _pause(seconds: float) -> Steps[None]:
+    yield Pause(seconds)
+
+
 class FetchSchedule:
-    """The order of a consumer's calls: fetches, and with `progress` the commits between them.
+    """The order of a consumer's calls: fetches, and with `progress` what its group needs between
+    them.
 
     `whole_topic`: partitions that are added to the topic are read too, when following.
     """
 
     def __init__(
         self,
-        cursors: Sequence[PartitionCursor],
+        template: PartitionCursor,
+        offset: Start | Mapping[int, Start],
         retries: RetryPolicy,
         *,
         whole_topic: bool,
         progress: GroupProgress | None,
     ) -> None:
-        self._queue = deque(cursors)
+        self._template, self._offset = template, offset
         self._retries, self.progress = retries, progress
+        self._member = None if progress is None else progress.member
+        self._queue: deque[PartitionCursor] = deque()
         self._returned: PartitionCursor | None = None  # whose records were returned last
-        self._topic_cursor = cursors[0] if cursors and whole_topic and cursors[0].follow else None
+        self._initial_ends: dict[int, int | None] = {}
+        self._has_joined = False
+        self._adds_partitions = whole_topic and template.follow and self._member is None
         self._refreshed_s: float | None = None
+
+    def read_from(self, partitions: Iterable[int], offset: Start | Mapping[int, Start]) -> None:
+        """Read these partitions, instead of others."""
+        self._queue = deque(self._template.for_partitions(partitions, offset))
+        self._returned = None
+        for cursor in self._queue:
+            cursor.initial_end = self._initial_ends.get(cursor.partition)
 
     @property
     def _policy(self) -> RetryPolicy:
         """The retries of each call of this consumer. A policy of one attempt stays at one."""
-        unlimited = any(cursor.follow and cursor.has_fetched for cursor in self._queue)
+        unlimited = self._template.follow and (
+            self._has_joined or any(cursor.has_fetched for cursor in self._queue)
+        )
         if not unlimited or self._retries.attempts == 1:
             return self._retries
         return replace(self._retries, attempts=UNLIMITED_ATTEMPTS, deadline_s=inf)
 
     def next_call(self, now_s: float) -> ScheduledCall | None:
         """None when all cursors are done. Calling it means that the records of the previous call
-        are consumed.
+        are consumed, or if a member must join again, those that were taken back.
         """
-        if self.progress is not None and self._returned is not None:
-            self.progress.consumed_all(self._returned)
+        for_group = None if self.progress is None else self._for_group(self.progress, now_s)
+        if for_group is not None:
+            return ScheduledCall(for_group, _no_records)
         if (refresh := self._topic_refresh(now_s)) is not None:
             return refresh
-        if self.progress is not None and (commit := self.progress.due_commit(now_s)) is not None:
-            return ScheduledCall(exchange(commit, self._policy), lambda _: [])
         while self._queue and self._queue[0].done:
             self._queue.popleft()
         if not self._queue:
-            return None
+            return self._last_call()
         cursor, wait_ms = self._queue[0], 0
         if cursor.follow and len(self._queue) > 1:
             if cursor.at_end:
@@ -262,6 +329,30 @@ class FetchSchedule:
         call = cursor.next_fetch(wait_ms=wait_ms)
         steps = self._fetch(cursor, call, self._policy)
         return ScheduledCall(steps, partial(self._advance, cursor))
+
+    def _for_group(self, progress: GroupProgress, now_s: float) -> Steps[None] | None:
+        if self._member is not None and self._member.must_join:
+            return self._join(progress, self._member)
+        if self._returned is not None:
+            progress.consumed_all(self._returned)
+        return progress.commit_in_turn(self._policy) if progress.is_commit_due(now_s) else None
+
+    def _join(self, progress: GroupProgress, member: Member) -> Steps[None]:
+        yield from progress.commit_in_turn(self._policy)
+        topic = yield from _described(self._template, self._policy)
+        partitions = yield from member.join(self._policy)
+        self._has_joined = True
+        progress.forget()
+        offset = yield from _starts(progress, topic, self._offset, self._policy)
+        self.read_from(partitions, offset)
+
+    def _last_call(self) -> ScheduledCall | None:
+        """The last commit; a member without a partition waits until it has one."""
+        if self._member is not None and self._template.follow:
+            return ScheduledCall(_pause(self._member.settings.heartbeat_interval_s), _no_records)
+        if self.progress is not None and self.progress.has_uncommitted:
+            return ScheduledCall(self.progress.commit_in_turn(self._policy), _no_records)
+        return None
 
     def _fetch(
         self, cursor: PartitionCursor, call: Call[FetchedBatches], policy: RetryPolicy
@@ -277,6 +368,7 @@ class FetchSchedule:
     def _advance(self, cursor: PartitionCursor, fetched: FetchedBatches) -> list[ConsumedRecord]:
         is_first = cursor.topic_id is None
         records = cursor.advance(fetched)
+        self._initial_ends[cursor.partition] = cursor.initial_end
         if is_first:  # the topic was not described: the first fetch sets its id for all partitions
             for other in self._queue:
                 other.check_topic_id(fetched.topic_id)
@@ -287,25 +379,17 @@ class FetchSchedule:
         if self._refreshed_s is None:
             self._refreshed_s = now_s
         age_ms = (now_s - self._refreshed_s) * 1000
-        if self._topic_cursor is None or age_ms < METADATA_MAX_AGE_MS:
+        if not self._adds_partitions or age_ms < METADATA_MAX_AGE_MS:
             return None
         self._refreshed_s = now_s
-        return ScheduledCall(self._add_partitions(self._topic_cursor), lambda _: [])
+        return ScheduledCall(self._add_partitions(), _no_records)
 
-    def _add_partitions(self, like: PartitionCursor) -> Steps[None]:
-        topic = yield from exchange(calls.describe_topic(like.topic), self._policy)
-        like.check_topic_id(topic.topic_id)
+    def _add_partitions(self) -> Steps[None]:
+        template = self._template
+        topic = yield from _described(template, self._policy)
         known = {cursor.partition for cursor in self._queue}
         added = [number for number in topic.all_partitions if number not in known]
-        offset: Start | Mapping[int, Start] = "earliest"
-        if added and self.progress is not None:  # another consumer of the group may read them
-            committed = yield from _committed_offsets(self.progress.name, self._policy)
-            of_added = [one for one in committed if one.partition in added]
-            offset = self.progress.start_offsets(of_added, topic, offset)
-        template = PartitionCursor(
-            topic.name, topic_id=topic.topic_id, follow=True, limits=like.limits
-        )
-        self._queue.extend(template.for_partitions(added, offset))
+        self._queue.extend(replace(template, timestamp=None).for_partitions(added, "earliest"))
 
     def _limit_wait(self, wait_ms: int, now_s: float) -> int:
         return self.progress.limit_wait(wait_ms, now_s) if self.progress else wait_ms

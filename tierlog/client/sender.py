@@ -131,19 +131,37 @@ class _Session(NamedTuple):
     next_sequences: dict[TopicPartition, int]
 
 
+class Within(NamedTuple):
+    """The transaction that a producer's batches are in: its id, and who produces in it."""
+
+    transactional_id: str
+    identity: ProducerIdentity
+
+
 class Sender:
-    """Sends a producer's batches, several at a time if they are of different partitions."""
+    """Sends a producer's batches, several at a time if they are of different partitions. `within`:
+    all of them in one transaction, and none after the first that failed.
+    """
 
     def __init__(
-        self, batching: Batching, partitioner: Partitioner, clock: Callable[[], int]
+        self,
+        batching: Batching,
+        partitioner: Partitioner,
+        clock: Callable[[], int],
+        within: Within | None = None,
     ) -> None:
         self._batching, self._partitioner, self._clock = batching, partitioner, clock
-        self._session: _Session | None = None
+        self._within = within
+        self._session = None if within is None else _Session(within.identity, {})
+        self.first_failure: TierlogError | None = None
         self._last_got_response: bool | None = None  # of the last batch; None before the first
         self._last_failed_ms = 0
 
     def deliver(self, pending: PendingBatch[Any], policy: RetryPolicy) -> Steps[None]:
         """Send one batch and resolve its futures; errors are reported by these, not raised."""
+        if self._within is not None and self.first_failure is not None:
+            pending.fail(self.first_failure)
+            return
         session = self._session
         try:
             if session is None:
@@ -176,9 +194,17 @@ class Sender:
     ) -> Steps[ProduceResponse]:
         topic, partition = pending.topic_partition
         sequence = session.next_sequences.get(pending.topic_partition, 0)
-        batch = _encode(pending, session.identity, sequence, self._batching.codec)
-        acks = self._batching.acks
-        call = calls.produce_batches(topic, batch, partition=partition, acks=acks)
+        within, batching = self._within, self._batching
+        batch = _encode(
+            pending, session.identity, sequence, batching.codec, transactional=within is not None
+        )
+        call = calls.produce_batches(
+            topic,
+            batch,
+            partition=partition,
+            acks=batching.acks,
+            transactional_id=None if within is None else within.transactional_id,
+        )
         response = yield from exchange(call, self._limited(policy, pending))
         next_sequence = (sequence + len(pending)) & MAX_SEQUENCE
         session.next_sequences[pending.topic_partition] = next_sequence
@@ -210,6 +236,7 @@ class Sender:
             self._session = None
         if session is not None and isinstance(error.__cause__, AnswerLost):
             error = AnswerLost(f"{error}; an earlier attempt may have been appended")
+        self.first_failure = self.first_failure or error
         # For callers that ignore their futures.
         log.warning(
             "a batch of %d records for %s-%d failed: %s",
@@ -229,7 +256,12 @@ def _split(pending: PendingBatch[FutureT], error: TooLarge) -> Iterator[PendingB
 
 
 def _encode(
-    pending: PendingBatch[Any], identity: ProducerIdentity, sequence: int, codec: int
+    pending: PendingBatch[Any],
+    identity: ProducerIdentity,
+    sequence: int,
+    codec: int,
+    *,
+    transactional: bool,
 ) -> bytes:
     return bytes(
         encode_batch(
@@ -241,6 +273,7 @@ def _encode(
             producer_id=identity.producer_id,
             producer_epoch=identity.producer_epoch,
             base_sequence=sequence,
+            transactional=transactional,
         )
     )
 
@@ -263,13 +296,14 @@ class ProducerCore(Generic[FutureT]):
         batching: Batching | None,
         clock: Callable[[], int],
         new_factory: Callable[[], Callable[[], FutureT]],
+        within: Within | None,
     ) -> None:
         self._client = client
         self._batching = batching or Batching()
         self._clock = clock
         self._accumulator = Accumulator(self._batching, new_factory)
         self._partitioner = Partitioner(batch_bytes=self._batching.batch_bytes)
-        self._sender = Sender(self._batching, self._partitioner, clock)
+        self._sender = Sender(self._batching, self._partitioner, clock, within)
         self._flushing = 0
         self._idle = 0  # threads or tasks that wait for a batch
         self._closed = False
@@ -277,6 +311,11 @@ class ProducerCore(Generic[FutureT]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._client!r}>"
+
+    @property
+    def first_failure(self) -> BaseException | None:
+        """Why a record was not appended; None if none failed."""
+        return self._failure or self._sender.first_failure
 
     def _check_open(self) -> None:
         if self._failure is not None:

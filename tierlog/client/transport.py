@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +20,7 @@ import httpx2
 
 from tierlog.client.exchange import ConnectionLost, NotSent, Outcome
 from tierlog.client.wire import DEFAULT_SERVER, Request, Response
-from tierlog.client.workarounds import is_without_response, text_of
+from tierlog.client.workarounds import is_without_response, text_of, tls_error_of
 from tierlog.host.loopback import is_loopback
 from tierlog.record_format.errors import ConfigurationError, SettingsError
 
@@ -46,12 +46,13 @@ def _environment() -> Mapping[str, str]:
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ConnectionConfig:
     """Where the broker is, and how to connect to it. `ca_file`: trust only this authority.
+    `server`: of a cluster several, in a list or with commas between them.
 
     None stands for the environment's value as of now (`TIERLOG_SERVER`, `_TOKEN`, `_TOKEN_FILE`,
     `_CA_FILE`). If `token` or `token_file` is given, even empty, the environment's are ignored.
     """
 
-    server: str | None = None
+    server: str | Sequence[str] | None = None
     token: str | None = None
     token_file: str | Path | None = None
     ca_file: str | Path | None = None
@@ -64,16 +65,16 @@ class ConnectionConfig:
             raise SettingsError(
                 f"timeout_s must be more than 0 and at most {TIMEOUT_MAX_S}, not {self.timeout_s}"
             )
-        url = self._url()
+        urls = self._urls()
         ca_file = self.ca_file or self.environment.get("TIERLOG_CA_FILE")
         create = partial(
             kind,
-            base_url=url,
+            base_url=urls[0],
             auth=self._auth(),
             timeout=self.timeout_s,
-            verify=_authorities(url, ca_file),
+            verify=_authorities(urls, ca_file),
             # The environment's proxy is not for this machine.
-            trust_env=not is_loopback(url.host),
+            trust_env=not all(is_loopback(url.host) for url in urls),
             transport=transport,
         )
         try:
@@ -82,14 +83,21 @@ class ConnectionConfig:
             raise SettingsError(f"the environment's proxy: {error}") from error
 
     def describe(self, client: object) -> str:
-        """A client's repr, without its token and its URL's password."""
-        url = self._url()
-        return f"<tierlog.{type(client).__name__} {url.scheme}://{url.netloc.decode()}>"
+        """A client's repr, without its token and its URLs' passwords."""
+        urls = ",".join(f"{url.scheme}://{url.netloc.decode()}" for url in self._urls())
+        return f"<tierlog.{type(client).__name__} {urls}>"
 
-    def _url(self) -> httpx2.URL:
-        if self.server is not None:
-            return _server_url(self.server)
-        return _server_url(self.environment.get("TIERLOG_SERVER") or DEFAULT_SERVER)
+    @property
+    def servers(self) -> list[str]:
+        """Raises SettingsError."""
+        return [str(url).rstrip("/") for url in self._urls()]
+
+    def _urls(self) -> list[httpx2.URL]:
+        given = self.server
+        if given is None:
+            given = self.environment.get("TIERLOG_SERVER") or DEFAULT_SERVER
+        named = given.split(",") if isinstance(given, str) else list(given)
+        return [_server_url(one.strip()) for one in named] or [_server_url("")]
 
     def _auth(self) -> httpx2.Auth | None:
         token, file = self.token, self.token_file
@@ -104,7 +112,7 @@ class ConnectionConfig:
         """The arguments of `httpx2.Client.request`, also of the asynchronous one."""
         return {
             "method": request.method,
-            "url": request.path,
+            "url": request.server + request.path,
             "params": request.query or None,
             "headers": request.headers,
             "content": request.body,
@@ -155,7 +163,7 @@ def to_outcome(error: httpx2.RequestError) -> Outcome:
 
 def _hint(error: httpx2.RequestError) -> str:
     """What to try if the server seems to use the other scheme, or an unknown authority."""
-    tls = _tls_error(error)
+    tls = tls_error_of(error)
     if isinstance(tls, ssl.SSLCertVerificationError) and tls.verify_code in _UNKNOWN_CA:
         return " (for a private authority, give --ca-file or TIERLOG_CA_FILE)"
     if tls is not None and tls.reason in _NOT_TLS:
@@ -163,12 +171,6 @@ def _hint(error: httpx2.RequestError) -> str:
     if is_without_response(error) and error.request.url.scheme == "http":
         return " (if the server uses TLS, its address begins with https://)"
     return ""
-
-
-def _tls_error(error: BaseException | None) -> ssl.SSLError | None:
-    while error is not None and not isinstance(error, ssl.SSLError):
-        error = error.__cause__ or error.__context__  # httpcore2 raises `from None`
-    return error
 
 
 def _server_url(server: str) -> httpx2.URL:
@@ -199,9 +201,9 @@ def _validated(token: str, where: str) -> str:
     return token
 
 
-def _authorities(url: httpx2.URL, file: str | Path | None) -> ssl.SSLContext:
+def _authorities(urls: Sequence[httpx2.URL], file: str | Path | None) -> ssl.SSLContext:
     """The trusted authorities; none for http://, since the system's take 40 ms to load."""
-    if not file and url.scheme == "http":
+    if not file and all(url.scheme == "http" for url in urls):
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         if file:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from operator import index
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, cast
+from urllib.parse import quote
 
 import msgspec
 
@@ -30,7 +31,9 @@ class Subject(NamedTuple):
 
 
 class Request(NamedTuple):
-    """`path` is percent-encoded; `extra_wait_s` is added to the response time-out."""
+    """`path` is percent-encoded; `extra_wait_s` is added to the response time-out; `server`: of
+    several, which one it goes to.
+    """
 
     method: str
     path: str
@@ -39,6 +42,7 @@ class Request(NamedTuple):
     body: bytes = b""
     extra_wait_s: float = 0.0
     subject: Subject = Subject()
+    server: str = ""
 
 
 class Response(NamedTuple):
@@ -52,6 +56,16 @@ class Response(NamedTuple):
 def json_request(method: str, path: str, body: Mapping[str, object], subject: Subject) -> Request:
     fields = {"content-type": JSON}
     return Request(method, path, headers=fields, body=encode_json(body), subject=subject)
+
+
+def path_segment(name: str, *, what: str) -> str:
+    """Any text as a segment of a path. Encodes `.` and `..` as well: URL normalization would remove
+    them. Raises InvalidRequest.
+    """
+    if not name:
+        raise InvalidRequest(f"{what} must not be empty")
+    encoded = quote(name, safe="")
+    return encoded.replace(".", "%2E") if name in {".", ".."} else encoded
 
 
 def query(**members: object) -> Query:

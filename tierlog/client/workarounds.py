@@ -4,7 +4,10 @@ and with what would make it needless.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import ssl
 from typing import Final
 
 import httpx2
@@ -24,6 +27,19 @@ _ERRNO: Final = re.compile(r"^\[Errno -?\d+\] ")
 def text_of(error: httpx2.RequestError) -> str:
     """Until httpx2 keeps the OSError, and not its text alone: what it says, without its number."""
     return _ERRNO.sub("", str(error))
+
+
+def is_refused(reason: str) -> bool:
+    """As `text_of`: whether nobody listens at the address, of what was made of its text."""
+    return os.strerror(errno.ECONNREFUSED) in reason
+
+
+def tls_error_of(error: httpx2.RequestError) -> ssl.SSLError | None:
+    """Until httpcore2 names what it raises an error for as its cause: it does so `from None`."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, ssl.SSLError):
+        found = found.__cause__ or found.__context__
+    return found
 
 
 def is_closed_at_once(error: AttributeError) -> bool:

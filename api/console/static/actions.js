@@ -214,6 +214,50 @@
     return "Set.";
   }
 
+  // --- brokers ----------------------------------------------------------------------------------
+
+  const toBrokers = (form) => answer(form, make("a", "All brokers", { href: "#/brokers" }));
+
+  // A few moves to a call, so that it can be seen how far it is.
+  async function balance(form) {
+    for (let moved = 0; ; ) {
+      const { moves, left } = await call("POST", "/v1/cluster/rebalance", json({}));
+      moved += moves.length;
+      if (!left || !moves.length || !form.isConnected) {
+        toBrokers(form);
+        return `Moved: ${window.tierlog.count(moved)}.`;
+      }
+      part(form, "state").textContent = `Moved: ${window.tierlog.count(moved)} of ${window.tierlog.count(moved + left)}`;
+    }
+  }
+
+  // The broker carries the order out by itself: here it is only watched.
+  async function drain(form) {
+    const node = Number(form.dataset.node);
+    const { moves } = await call("POST", `/v1/cluster/brokers/${node}/drain`, json({}));
+    toBrokers(form);
+    for (let seen = false; form.isConnected; await new Promise((done) => setTimeout(done, 500))) {
+      const one = (await call("GET", "/v1/cluster")).brokers.find(({ node_id: id }) => id === node);
+      if (!one?.leads && (seen || !moves.length)) return `Broker ${node} leads nothing. It can be stopped.`;
+      seen = !one?.leads; // twice, since what it leads is told from one broker to another
+      part(form, "state").textContent = `It leads ${window.tierlog.count(one?.leads ?? 0)} still; the rest goes on without this page.`;
+    }
+    return "";
+  }
+
+  async function undrain(form) {
+    await call("DELETE", `/v1/cluster/brokers/${form.dataset.node}/drain`);
+    toBrokers(form);
+    return `Broker ${form.dataset.node} may lead again.`;
+  }
+
+  async function move(form) {
+    const { topic, partition, node } = form.dataset;
+    const { node_id: leader, paused_ms: paused } = await call("POST", topicPath(form, `/partitions/${partition}/leader`), json({ node_id: Number(node) }));
+    answer(form, make("a", `Topic ${decodeURIComponent(topic)}`, { href: `#/topics/${topic}` }));
+    return `Broker ${leader} leads it. Appends waited for ${window.tierlog.count(paused)} ms.`;
+  }
+
   // Each sends a form, and returns what to say of it.
   const ACTS = {
     create,
@@ -225,6 +269,10 @@
     pin,
     unpin,
     offsets: setOffsets,
+    balance,
+    drain,
+    undrain,
+    move,
     record: async (form) => showProduced(form, await call("POST", recordPath(form), json({ records: [recordOf(form)] }))),
     file: async (form) => {
       const [file] = form.elements.file.files;

@@ -70,7 +70,7 @@ class Access:
         _check_same_origin(exchange)
         if is_open:
             return
-        if self.rates is not None:
+        if self.rates is not None and not exchange.grant.is_broker:
             self.rates.take(exchange.grant.name or _address(exchange))
         if exchange.grant is NOBODY:
             raise Unauthorized(given=exchange.header(b"authorization") is not None)

@@ -13,7 +13,7 @@ from typing import Final
 
 from tierlog.api.serving.grants import Scope
 
-READ, PRODUCE, ADMIN = Scope.READ, Scope.PRODUCE, Scope.ADMIN
+READ, PRODUCE, ADMIN, CLUSTER = Scope.READ, Scope.PRODUCE, Scope.ADMIN, Scope.CLUSTER
 
 
 class Need:
@@ -60,6 +60,8 @@ OPEN_PATHS: Final = frozenset(("/healthz", "/readyz", *_CONSOLE_PAGE, *_DOCS_PAG
 UNLISTED: Final = Need(ADMIN, whole=True)
 _TOPIC: Final = "/v1/topics/{topic}"
 _PARTITION: Final = _TOPIC + "/partitions/{partition}"
+_TRANSACTION: Final = "/v1/transactions/{transactional_id}"
+_BROKER: Final = "/v1/cluster/brokers/{node}"
 _SHOWN_TOPIC: Final = "/console/topics/{topic}"
 _SHOWN_PARTITION: Final = _SHOWN_TOPIC + "/partitions/{partition}"
 NEEDS: Final[Mapping[tuple[str, str], Need]] = {
@@ -93,6 +95,25 @@ NEEDS: Final[Mapping[tuple[str, str], Need]] = {
     ("POST", "/v1/groups/{group}/members"): Need(READ),
     ("POST", "/v1/groups/{group}/members/{member}/heartbeat"): Need(READ),
     ("DELETE", "/v1/groups/{group}/members/{member}"): Need(READ),
+    ("GET", "/v1/cluster"): Need(READ),
+    ("GET", "/v1/cluster/leaders"): Need(CLUSTER, whole=True),
+    ("POST", "/v1/cluster/news"): Need(CLUSTER, whole=True),
+    ("POST", "/v1/cluster/transaction-parts"): Need(CLUSTER, whole=True),
+    ("POST", "/v1/cluster/transaction-markers"): Need(CLUSTER, whole=True),
+    ("POST", "/v1/cluster/group-configs"): Need(CLUSTER, whole=True),
+    ("POST", "/v1/cluster/share-states"): Need(CLUSTER, whole=True),
+    ("POST", "/v1/replica/fetch"): Need(CLUSTER, whole=True),
+    ("POST", "/v1/cluster/rebalance"): Need(ADMIN, whole=True),
+    ("POST", _BROKER + "/drain"): Need(CLUSTER, whole=True),
+    ("DELETE", _BROKER + "/drain"): Need(CLUSTER, whole=True),
+    ("DELETE", _BROKER): Need(ADMIN, whole=True),
+    ("POST", _PARTITION + "/leader"): Need(CLUSTER),
+    ("POST", "/v1/transactions"): Need(PRODUCE),
+    ("GET", "/v1/transactions"): Need(PRODUCE),
+    ("GET", _TRANSACTION): Need(PRODUCE),
+    ("POST", _TRANSACTION + "/offsets"): Need(PRODUCE),
+    ("POST", _TRANSACTION + "/commit"): Need(PRODUCE),
+    ("POST", _TRANSACTION + "/abort"): Need(PRODUCE),
     ("GET", "/healthz"): Need(READ),
     ("GET", "/readyz"): Need(READ),
     ("GET", "/metrics"): Need(READ, whole=True),
@@ -111,6 +132,9 @@ NEEDS: Final[Mapping[tuple[str, str], Need]] = {
     ("GET", "/console/group"): Need(READ),
     ("GET", "/console/groups"): Need(READ),
     ("GET", "/console/store"): Need(READ, whole=True),
+    ("GET", "/console/brokers"): Need(READ, whole=True),
+    ("GET", "/console/balance"): Need(READ, whole=True),
+    ("GET", "/console/drain"): Need(READ, whole=True),
     ("GET", _SHOWN_TOPIC): Need(READ),
     ("GET", _SHOWN_TOPIC + "/samples"): Need(READ),
     ("GET", _SHOWN_TOPIC + "/search"): Need(READ),
@@ -123,6 +147,7 @@ NEEDS: Final[Mapping[tuple[str, str], Need]] = {
     ("GET", _SHOWN_PARTITION + "/records"): Need(READ),
     ("GET", _SHOWN_PARTITION + "/records/{offset}"): Need(READ),
     ("GET", _SHOWN_PARTITION + "/segments"): Need(READ),
+    ("GET", _SHOWN_PARTITION + "/leader"): Need(READ),
     ("GET", _SHOWN_PARTITION + "/manifest"): Need(READ),
     ("GET", _SHOWN_PARTITION + "/tail"): Need(READ),
 }

@@ -1,7 +1,8 @@
 """Membership in a group over HTTP: join, heartbeat, leave.
 
-* The members are those of Kafka's classic protocol, beside Kafka's consumers, with the assignor
-  `range`. A member that is elected leader has nothing to do: the broker assigns for it.
+* The members are those of Kafka's classic protocol, beside Kafka's consumers, with whichever of
+  their assignors these have. Who joins reads nothing until it is answered, so it owns nothing, as
+  cooperative members have to say. A member that leads has nothing to do: the broker assigns for it.
 * Joining waits for the others: one call is Kafka's JoinGroup and SyncGroup, repeated if another
   rebalance begins meanwhile. A client that disconnects meanwhile, and was new, has left.
 * A refusal is 409 `group-refused`, with Kafka's name of the error as `reason`.
@@ -20,7 +21,7 @@ import msgspec
 from fastapi import Response
 from msgspec import Meta
 
-from tierlog.api.http.admin.groups import GroupName
+from tierlog.api.http.admin.groups import GroupName, check_here
 from tierlog.api.http.context import Context
 from tierlog.api.http.control_routes import (
     JsonResponse,
@@ -31,15 +32,19 @@ from tierlog.api.http.control_routes import (
 )
 from tierlog.api.http.schemas import AssignedTopic, Membership
 from tierlog.broker.group_coordinator.consumer_protocol import (
+    CONSUMER,
+    COOPERATIVE,
     RANGE,
+    ROUND_ROBIN,
+    Subscription,
+    assign,
     decode_assignment,
-    decode_subscription,
     encode_assignment,
     encode_subscription,
-    range_assignment,
+    read_subscription,
 )
-from tierlog.broker.group_coordinator.coordinator import CONSUMER
 from tierlog.broker.group_coordinator.group_events import (
+    HTTP_HOST,
     NO_MEMBER,
     GroupError,
     Identity,
@@ -48,13 +53,13 @@ from tierlog.broker.group_coordinator.group_events import (
     Protocol,
     Sync,
     Synced,
+    refusal,
 )
-from tierlog.record_format.errors import GroupRefused, ShuttingDown, UnknownTopic
-from tierlog.record_format.kafka_messages.source import MessageError
+from tierlog.record_format.errors import GroupRefused, ShuttingDown, Starting, UnknownTopic
 
 T = TypeVar("T")
 TOPICS_MAX: Final = 1000
-_HTTP: Final = "http"  # the client id of who gives none
+_ASSIGNORS: Final = (RANGE, ROUND_ROBIN, COOPERATIVE)  # as preferred; what clients have by default
 
 
 class JoinRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -64,7 +69,7 @@ class JoinRequest(msgspec.Struct, forbid_unknown_fields=True):
     ]
     member_id: Annotated[str, Meta(max_length=255)] = NO_MEMBER
     instance_id: Annotated[str, Meta(min_length=1, max_length=249)] | None = None
-    client_id: Annotated[str, Meta(min_length=1, max_length=100)] = _HTTP
+    client_id: Annotated[str, Meta(min_length=1, max_length=100)] = HTTP_HOST
     session_timeout_ms: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 45_000
     rebalance_timeout_ms: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 60_000
 
@@ -83,12 +88,7 @@ async def join_group(
 ) -> Response:
     for topic in body.topics:
         grant.check_topic(topic)
-    settings = context.broker.settings
-    shortest, longest = settings.group_min_session_timeout_ms, settings.group_max_session_timeout_ms
-    if not shortest <= body.session_timeout_ms <= longest:
-        detail = f"session_timeout_ms: {shortest} to {longest}, not {body.session_timeout_ms}"
-        raise GroupRefused(GroupError.INVALID_SESSION_TIMEOUT, detail)
-    await _until_ready(context)
+    await _until_ready(context, group)
     joining = _Joining(context, group, body)
     work = asyncio.ensure_future(joining.run())
     gone = asyncio.ensure_future(exchange.wait_for_disconnect())
@@ -110,27 +110,32 @@ async def heartbeat(
     member: str,
     body: Annotated[HeartbeatRequest, body_as(HeartbeatRequest)],
 ) -> Response:
-    await _until_ready(context)
+    await _until_ready(context, group)
     who = Identity(member, body.instance_id)
     _check(group, context.broker.groups.coordinator.heartbeat(group, who, body.generation))
     return Response(status_code=204)
 
 
 async def leave_group(context: TheContext, group: GroupName, member: str) -> Response:
-    await _until_ready(context)
+    await _until_ready(context, group)
     (error,) = context.broker.groups.coordinator.leave(group, [Identity(member, None)])
     _check(group, error)
     return Response(status_code=204)
 
 
-async def _until_ready(context: Context) -> None:
-    if not context.broker.groups.is_ready:
-        await context.write(context.broker.groups.prepare)
+async def _until_ready(context: Context, group: str) -> None:
+    if not context.broker.groups.log.is_ready_for(group):
+        await context.write(context.broker.groups.log.prepare_for, group)
+        check_here(context, group)  # before, there were no offsets, and no coordinator
 
 
 def _check(group: str, error: GroupError) -> None:
+    if error is GroupError.NOT_COORDINATOR:
+        raise ShuttingDown("the broker is shutting down")
+    if error is GroupError.COORDINATOR_NOT_AVAILABLE:
+        raise Starting(f"group {group!r} cannot be written, or is being deleted: try again")
     if error is not GroupError.NONE:
-        raise GroupRefused(error, f"group {group!r}: {error}")
+        raise refusal(group, error)
 
 
 class _Joining:
@@ -166,9 +171,9 @@ class _Joining:
             self._member_id,
             body.instance_id,
             body.client_id,
-            _HTTP,
+            HTTP_HOST,
             CONSUMER,
-            (Protocol(RANGE, encode_subscription(body.topics)),),
+            tuple(Protocol(name, encode_subscription(body.topics)) for name in _ASSIGNORS),
             body.session_timeout_ms,
             body.rebalance_timeout_ms,
             self._new_id,
@@ -190,12 +195,12 @@ class _Joining:
 
     def _assign(self, joined: Joined) -> dict[str, bytes]:
         """For all members. One whose subscription cannot be read gets nothing."""
-        wanted: dict[str, frozenset[str]] = {}
+        wanted: dict[str, Subscription] = {}
         for one in sorted(joined.members, key=lambda it: it.instance_id or it.member_id):
-            wanted[one.member_id] = frozenset()
-            with suppress(MessageError):
-                wanted[one.member_id] = decode_subscription(one.metadata)
-        given = range_assignment(wanted, self._partitions)
+            wanted[one.member_id] = Subscription(frozenset(), (), None)
+            with suppress(GroupRefused):
+                wanted[one.member_id] = read_subscription(one.metadata)
+        given = assign(joined.protocol_name or "", wanted, self._partitions)
         return {member: encode_assignment(it) for member, it in given.items()}
 
     def _partitions(self, topic: str) -> list[int]:

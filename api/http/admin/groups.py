@@ -5,6 +5,7 @@ A token with a topic prefix sees, commits and deletes only offsets of topics wit
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Annotated
@@ -15,7 +16,14 @@ from msgspec import Meta
 
 from tierlog.api.http import strict_json
 from tierlog.api.http.context import Context
-from tierlog.api.http.control_routes import JsonResponse, TheContext, TheGrant, body_as
+from tierlog.api.http.control_routes import (
+    JsonResponse,
+    TheContext,
+    TheExchange,
+    TheGrant,
+    body_as,
+    query_as,
+)
 from tierlog.api.http.schemas import (
     AssignedTopic,
     GroupList,
@@ -24,13 +32,15 @@ from tierlog.api.http.schemas import (
     GroupSummary,
 )
 from tierlog.api.http.settings import MAX_OFFSET, MAX_PARTITION
+from tierlog.api.http.splitting import ask_others
 from tierlog.api.serving.grants import Grant
+from tierlog.broker.broker import Broker
 from tierlog.broker.group_coordinator.consumer_protocol import decode_assignment
-from tierlog.broker.group_coordinator.coordinator import GroupState as Described
-from tierlog.broker.group_coordinator.coordinator import MemberState
 from tierlog.broker.group_coordinator.group_events import Identity, State
-from tierlog.broker.groups import Groups, NewOffset, OffsetState, check_group_name
-from tierlog.record_format.errors import UnknownGroup
+from tierlog.broker.group_coordinator.group_states import SHARE, MemberState
+from tierlog.broker.group_coordinator.group_states import GroupState as Described
+from tierlog.broker.groups import NewOffset, OffsetState, check_group_name
+from tierlog.record_format.errors import ELSEWHERE, ConcurrentTransactions, UnknownGroup
 
 
 class OffsetToCommit(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,9 +59,16 @@ class OffsetsToCommit(msgspec.Struct, forbid_unknown_fields=True):
     generation: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1
 
 
-async def _checked(group: str) -> str:
+async def _checked(context: TheContext, group: str) -> str:
     check_group_name(group)
+    check_here(context, group)
     return group
+
+
+def check_here(context: Context, group: str) -> None:
+    """Raises NotLeader or LeaderUnknown if another broker of the cluster coordinates it."""
+    if context.broker.cluster is not None:
+        context.broker.groups.log.check_here(group)
 
 
 GroupName = Annotated[str, Depends(_checked)]
@@ -63,15 +80,7 @@ async def commit_offsets(
     group: GroupName,
     body: Annotated[OffsetsToCommit, body_as(OffsetsToCommit)],
 ) -> Response:
-    if (count := len(body.offsets)) > context.settings.records_max:
-        limit = context.settings.records_max
-        strict_json.refuse_field("offsets", f"at most {limit} in a request, not {count}")
-    for entry in body.offsets:
-        grant.check_topic(entry.topic)
-    offsets = [
-        NewOffset(entry.topic, entry.partition, entry.offset, entry.metadata or "", entry.topic_id)
-        for entry in body.offsets
-    ]
+    offsets = new_offsets(context, grant, body)
     await context.write(
         context.broker.groups.commit_offsets,
         group,
@@ -82,15 +91,50 @@ async def commit_offsets(
     return Response(status_code=204)
 
 
-async def get_group(context: TheContext, grant: TheGrant, group: GroupName) -> Response:
-    return JsonResponse(await context.read(group_state, context.broker.groups, grant, group))
+def new_offsets(context: Context, grant: Grant, body: OffsetsToCommit) -> list[NewOffset]:
+    """Raises InvalidRequest, Forbidden."""
+    if (count := len(body.offsets)) > context.settings.records_max:
+        limit = context.settings.records_max
+        strict_json.refuse_field("offsets", f"at most {limit} in a request, not {count}")
+    for entry in body.offsets:
+        grant.check_topic(entry.topic)
+    return [
+        NewOffset(entry.topic, entry.partition, entry.offset, entry.metadata or "", entry.topic_id)
+        for entry in body.offsets
+    ]
 
 
-def group_state(groups: Groups, grant: Grant, name: str) -> GroupState:
+class GroupQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """`stable`: for who reads on from the offsets, and must not repeat what a transaction did."""
+
+    stable: bool = False
+
+
+async def get_group(
+    context: TheContext,
+    grant: TheGrant,
+    group: GroupName,
+    query: Annotated[GroupQuery, query_as(GroupQuery)],
+) -> Response:
+    state = await context.read(_settled_state, context.broker, grant, group, stable=query.stable)
+    return JsonResponse(state)
+
+
+def _settled_state(broker: Broker, grant: Grant, name: str, *, stable: bool) -> GroupState:
+    groups = broker.groups
+    groups.settle()
+    if stable and groups.unstable(name):
+        detail = f"a transaction in progress has offsets of group {name!r}"
+        raise ConcurrentTransactions(detail)
+    return group_state(broker, grant, name)
+
+
+def group_state(broker: Broker, grant: Grant, name: str) -> GroupState:
     """As far as the token may see it. Raises UnknownGroup."""
-    now = groups.coordinator.describe(name)
+    now = broker.groups.coordinator.describe(name)
     try:
-        offsets = groups.group(name)
+        is_share = now is not None and now.type == SHARE
+        offsets = broker.share_groups.offsets(name) if is_share else broker.groups.group(name)
     except UnknownGroup:
         if now is None or (grant.topics and not now.members):
             raise
@@ -100,7 +144,8 @@ def group_state(groups: Groups, grant: Grant, name: str) -> GroupState:
     if grant.topics and not visible and not any(one.assignment for one in members):
         raise _unknown(name)
     now = now or Described(name, State.EMPTY, 0)
-    return GroupState(name, visible, now.state, now.generation, now.protocol_type, members)
+    described = (now.state, now.generation, now.protocol_type, members, now.type)
+    return GroupState(name, visible, *described)
 
 
 def _member(member: MemberState, grant: Grant) -> GroupMember:
@@ -114,16 +159,18 @@ def _member(member: MemberState, grant: Grant) -> GroupMember:
     )
 
 
-async def list_groups(context: TheContext, grant: TheGrant) -> Response:
-    return JsonResponse(await context.read(_summaries, context, grant))
+async def list_groups(context: TheContext, grant: TheGrant, exchange: TheExchange) -> Response:
+    here = context.read(_summaries, context, grant)
+    found, others = await asyncio.gather(here, ask_others(context, exchange, GroupList))
+    groups = [one for part in (found, *others) for one in part.groups]
+    return JsonResponse(GroupList(sorted(groups, key=lambda one: one.group)))
 
 
 def _summaries(context: Context, grant: Grant) -> GroupList:
     shown = []
-    groups = context.broker.groups
-    for name in groups.names():
-        with suppress(UnknownGroup):  # deleted meanwhile, or of others
-            shown.append(_summary(group_state(groups, grant, name)))
+    for name in context.broker.groups.names():
+        with suppress(UnknownGroup, *ELSEWHERE):  # deleted meanwhile, or of others
+            shown.append(_summary(group_state(context.broker, grant, name)))
     return GroupList(shown)
 
 
@@ -136,17 +183,19 @@ def _summary(state: GroupState) -> GroupSummary:
         sum(one.lag for one in state.offsets),
         state.state,
         len(state.members),
+        state.type,
     )
 
 
 async def delete_group(context: TheContext, grant: TheGrant, group: GroupName) -> Response:
     def check(topics: set[str]) -> None:
-        if not any(map(grant.sees_topic, topics)):
+        is_nobodys = not topics and not grant.topics  # without offsets, it is nobody's of a prefix
+        if not is_nobodys and not any(map(grant.sees_topic, topics)):
             raise _unknown(group)
         for topic in topics:
             grant.check_topic(topic)
 
-    await context.write(context.broker.groups.delete, group, check=check)
+    await context.write(context.broker.delete_group, group, check=check)
     return Response(status_code=204)
 
 

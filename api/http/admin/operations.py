@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import Response
@@ -23,11 +25,16 @@ from tierlog.api.http.fetch.reading import WaitMs
 from tierlog.api.http.metrics.registry import CONTENT_TYPE
 from tierlog.api.http.problems import short_path
 from tierlog.api.http.schemas import Alive, Ready, RepairReport
+from tierlog.api.http.splitting import added, ask_leaders, ask_others
 from tierlog.api.serving.grants import NOBODY
-from tierlog.record_format.findings import Problem
+from tierlog.broker.background.copier import Offloaded
+from tierlog.broker.reports import StorageReport
+from tierlog.record_format.findings import Problem, VerifyReport
 from tierlog.repair.local_repair import LOSSLESS
 from tierlog.repair.repair import repair_topic
 from tierlog.repair.verify import verify_topic
+
+T = TypeVar("T")
 
 
 class OffloadQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -71,50 +78,103 @@ async def metrics(context: TheContext, exchange: TheExchange) -> Response:
     return Response(body, headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
 
 
-async def storage(context: TheContext) -> Response:
-    return JsonResponse(await context.read(context.broker.storage_report))
+async def storage(context: TheContext, exchange: TheExchange) -> Response:
+    here = await context.read(context.broker.storage_report)
+    others = await ask_others(context, exchange, StorageReport)
+    return JsonResponse(whole_storage([here, *others]))
+
+
+def whole_storage(parts: Sequence[StorageReport]) -> StorageReport:
+    """Of all brokers, from what each has."""
+    if len(parts) == 1:
+        return parts[0]
+    caches = [one.cache for one in parts if one.cache is not None]
+    topics = _grouped(parts, lambda part: part.topics, lambda one: one.topic)
+    uses = _grouped(
+        parts, lambda part: part.store_requests, lambda one: (one.purpose, one.operation)
+    )
+    return replace(
+        added(*parts),
+        topics=[added(*rows) for rows in topics],
+        store_requests=[added(*rows) for rows in uses],
+        cache=added(*caches) if caches else None,
+        diverged=[one for part in parts for one in part.diverged],
+    )
+
+
+def _grouped(
+    parts: Iterable[StorageReport],
+    rows: Callable[[StorageReport], Iterable[T]],
+    key: Callable[[T], Any],
+) -> list[list[T]]:
+    """The rows of all parts that have the same key, by key."""
+    found: dict[Any, list[T]] = {}
+    for part in parts:
+        for row in rows(part):
+            found.setdefault(key(row), []).append(row)
+    return [found[one] for one in sorted(found)]
 
 
 async def offload(
     context: TheContext,
+    exchange: TheExchange,
     topic: str,
     query: Annotated[OffloadQuery, query_as(OffloadQuery)],
     _: Annotated[None, WithoutBody],
 ) -> Response:
     wait_ms = None if isinstance(query.wait_ms, UnsetType) else query.wait_ms
-    progress = await context.write_cold(context.broker.offload, topic, wait_ms=wait_ms)
-    return JsonResponse(progress)
+    others = ask_leaders(context, exchange, context.broker.topic(topic), Offloaded)
+    here = context.write_cold(context.broker.offload, topic, wait_ms=wait_ms)
+    progress, parts = await asyncio.gather(here, others)
+    return JsonResponse(added(progress, *parts))
 
 
 async def verify(
     context: TheContext,
+    exchange: TheExchange,
     topic: str,
     query: Annotated[VerifyQuery, query_as(VerifyQuery)],
     _: Annotated[None, WithoutBody],
 ) -> Response:
     """The problems found are the response, not an error."""
-    report = await context.write_cold(verify_topic, context.broker, topic, deep=query.deep)
-    return JsonResponse(
-        replace(report, problems=[_shown_problem(context, one) for one in report.problems])
+    others = ask_leaders(context, exchange, context.broker.topic(topic), VerifyReport)
+    here = context.write_cold(verify_topic, context.broker, topic, deep=query.deep)
+    report, parts = await asyncio.gather(here, others)
+    shown = replace(report, problems=[_shown_problem(context, one) for one in report.problems])
+    return JsonResponse(_whole_report([shown, *parts]))
+
+
+def _whole_report(parts: Sequence[VerifyReport]) -> VerifyReport:
+    return replace(
+        added(*parts),
+        ok=all(one.ok for one in parts),
+        checked=added(*(one.checked for one in parts)),
+        problems=[one for part in parts for one in part.problems],
     )
 
 
 async def repair(
     context: TheContext,
+    exchange: TheExchange,
     topic: str,
     query: Annotated[RepairQuery, query_as(RepairQuery)],
     _: Annotated[None, WithoutBody],
 ) -> Response:
     """The steps are the response, done or not."""
-    steps = await context.write_cold(
+    others = ask_leaders(context, exchange, context.broker.topic(topic), RepairReport)
+    here = context.write_cold(
         repair_topic, context.broker, topic, apply=query.apply, deep=query.deep, among=LOSSLESS
     )
+    steps, parts = await asyncio.gather(here, others)
     return JsonResponse(
         RepairReport(
             topic=topic,
             applied=query.apply,
             running=sorted(LOSSLESS),
-            steps=[replace(one, detail=context.shorten_paths(one.detail)) for one in steps],
+            steps=[
+                *(replace(one, detail=context.shorten_paths(one.detail)) for one in steps),
+                *(one for part in parts for one in part.steps),
+            ],
         )
     )
 

@@ -16,7 +16,9 @@ from tierlog.api.http.context import Context
 from tierlog.api.http.control_routes import JsonResponse, TheContext, body_as
 from tierlog.api.http.schemas import PinList, PinState
 from tierlog.api.http.settings import MAX_OFFSET
+from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.pins import Pin, Pins, check_pin_name, pin_topic
+from tierlog.manifest.store import ManifestStore, StoreOptions
 from tierlog.record_format.errors import UnknownManifestVersion
 
 
@@ -66,8 +68,16 @@ def _delete(partitions: Mapping[int, Pins], name: str) -> None:
 
 def _pins(context: Context, topic: str) -> dict[int, Pins]:
     """By partition; none without a bucket. Raises UnknownTopic, and if a partition is damaged."""
-    partitions = context.broker.topic(topic).all_partitions()
-    return {one.number: one.pins for one in partitions if one.pins is not None}
+    found = context.broker.topic(topic)
+    pins = {one.number: one.pins for one in found.local_partitions() if one.pins is not None}
+    bucket, clock, record = context.broker.bucket, context.broker.clock, found.record
+    if bucket is not None:  # pins are in it: those of other brokers' partitions need no leader
+        for number in found.numbers:
+            if number not in found.partitions:
+                keys = PartitionKeys(record.name, record.topic_id, number)
+                manifests = ManifestStore(bucket.store, keys, StoreOptions(clock=clock))
+                pins[number] = Pins(manifests, clock=clock)
+    return dict(sorted(pins.items()))
 
 
 def _shown(partition: int, pin: Pin) -> PinState:

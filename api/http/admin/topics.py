@@ -18,12 +18,20 @@ from tierlog.api.http.context import Context
 from tierlog.api.http.control_routes import (
     JsonResponse,
     TheContext,
+    TheExchange,
     TheGrant,
     ThePartition,
     body_as,
     query_as,
 )
-from tierlog.api.http.fetch.reading import find_time, parse_timestamp
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.fetch.reading import (
+    Position,
+    find_cold,
+    find_here,
+    find_time,
+    parse_timestamp,
+)
 from tierlog.api.http.schemas import (
     AlteredTopic,
     EpochState,
@@ -37,6 +45,7 @@ from tierlog.api.http.schemas import (
     Trimmed,
 )
 from tierlog.api.http.settings import MAX_OFFSET
+from tierlog.api.http.splitting import describe_whole
 from tierlog.broker.internal_topics import (
     check_may_alter,
     check_may_create,
@@ -49,28 +58,36 @@ from tierlog.hot_tier.config_words import in_words
 from tierlog.manifest.state import Manifest
 from tierlog.record_format.errors import Forbidden
 from tierlog.record_format.segment_entry import SegmentEntry
-from tierlog.record_format.topic_rules import ConfigValue
+from tierlog.record_format.topic_rules import MAX_PARTITIONS, ConfigValue
 
 _FEW: Final = Meta(max_length=100)  # several times as many keys as there are
 PAGE: Final = 1000
 _SEGMENT_AND_BATCH: Final = ("segment.bytes", "max.message.bytes")
 _SMALL_SEGMENT: Final = "segment-smaller-than-batch"
 Segment = TypeVar("Segment", SegmentState, SegmentEntry)
+Assigned = Annotated[list[list[int]], Meta(max_length=MAX_PARTITIONS)]
 FromOffset = Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
 Limit = Annotated[int, Meta(ge=1, le=10_000)]
 
 
 class CreateTopic(msgspec.Struct, forbid_unknown_fields=True):
+    """`replication_factor`: `default.replication.factor` if there is none. `replicas`: the node ids
+    of the brokers that are to have each partition, in the partitions' order; the first is to lead.
+    """
+
     name: str
-    partitions: int = 1
+    partitions: int | UnsetType = UNSET
     config: Annotated[dict[str, ConfigValue], _FEW] = {}
+    replication_factor: int | UnsetType = UNSET
+    replicas: Assigned = []
 
 
 class AlterTopic(msgspec.Struct, forbid_unknown_fields=True):
-    """null resets a key to its default."""
+    """null resets a key to its default. `replicas`: of the partitions that are added."""
 
     config: Annotated[dict[str, ConfigValue | None], _FEW] | UnsetType = UNSET
     partitions: int | UnsetType = UNSET
+    replicas: Assigned = []
 
 
 class ListTopicsQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -79,19 +96,33 @@ class ListTopicsQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def create_topic(
-    context: TheContext, grant: TheGrant, body: Annotated[CreateTopic, body_as(CreateTopic)]
+    context: TheContext,
+    grant: TheGrant,
+    exchange: TheExchange,
+    body: Annotated[CreateTopic, body_as(CreateTopic)],
 ) -> Response:
     grant.check_topic(body.name)
     check_may_create(body.name)
     created = await context.write(
         context.broker.create_topic,
         body.name,
-        partitions=body.partitions,
+        partitions=_partition_count(body),
         config=body.config,
+        replication_factor=None if body.replication_factor is UNSET else body.replication_factor,
+        replicas=dict(enumerate(body.replicas)),
     )
     location = {"location": f"/v1/topics/{created.name}"}
-    answer = _with_warnings(_shown(context, created), body.config)
+    whole = await _whole(context, exchange, created)
+    answer = _with_warnings(whole, body.config)
     return JsonResponse(answer, status=201, headers=location)
+
+
+def _partition_count(body: CreateTopic) -> int:
+    """Raises InvalidRequest."""
+    given = None if isinstance(body.partitions, UnsetType) else body.partitions
+    if body.replicas and given not in (None, len(body.replicas)):
+        strict_json.refuse_field("replicas", f"{len(body.replicas)} for {given} partitions")
+    return (len(body.replicas) or 1) if given is None else given
 
 
 async def list_topics(
@@ -105,9 +136,9 @@ async def list_topics(
     return JsonResponse(TopicList([one for one in topics if grant.sees_topic(one.name)]))
 
 
-async def get_topic(context: TheContext, topic: str) -> Response:
+async def get_topic(context: TheContext, exchange: TheExchange, topic: str) -> Response:
     described = await context.read(context.broker.topic(topic).describe)
-    return JsonResponse(_shown(context, described))
+    return JsonResponse(await _whole(context, exchange, described))
 
 
 async def _known_topic(context: TheContext, topic: str) -> str:
@@ -116,6 +147,7 @@ async def _known_topic(context: TheContext, topic: str) -> str:
 
 async def alter_topic(
     context: TheContext,
+    exchange: TheExchange,
     topic: Annotated[str, Depends(_known_topic)],  # UnknownTopic precedes errors of the body
     body: Annotated[AlterTopic, body_as(AlterTopic)],
 ) -> Response:
@@ -125,11 +157,25 @@ async def alter_topic(
     if body.config is UNSET and partitions is None:
         strict_json.refuse_field("", "nothing to change: give config or partitions")
     altered = await context.write(
-        context.broker.alter_topic, topic, config=changed, partitions=partitions
+        context.broker.alter_topic,
+        topic,
+        config=changed,
+        partitions=partitions,
+        replicas=_added_replicas(context, topic, body),
     )
     if partitions is not None:
         context.waiting.wake_topic(context.broker.topic(topic))
-    return JsonResponse(_with_warnings(_shown(context, altered), changed))
+    whole = await _whole(context, exchange, altered)
+    return JsonResponse(_with_warnings(whole, changed))
+
+
+def _added_replicas(context: Context, topic: str, body: AlterTopic) -> dict[int, list[int]]:
+    """Raises InvalidRequest."""
+    first = context.broker.topic(topic).record.partitions
+    added = 0 if isinstance(body.partitions, UnsetType) else body.partitions - first
+    if body.replicas and len(body.replicas) != added:
+        strict_json.refuse_field("replicas", f"{len(body.replicas)} for {added} new partitions")
+    return dict(enumerate(body.replicas, first))
 
 
 def _with_warnings(topic: TopicState, changed: Container[str]) -> AlteredTopic:
@@ -161,6 +207,11 @@ async def delete_topic(context: TheContext, topic: str) -> Response:
     return Response(status_code=204)
 
 
+async def _whole(context: Context, exchange: Exchange, topic: TopicState) -> TopicState:
+    """With what other brokers lead."""
+    return await describe_whole(context, exchange, _shown(context, topic))
+
+
 def _shown(context: Context, topic: TopicState) -> TopicState:
     """Shorten local paths, as in problem documents."""
     damaged = [
@@ -190,13 +241,20 @@ class Trim(msgspec.Struct, forbid_unknown_fields=True):
 
 async def get_offsets(
     context: TheContext,
+    exchange: TheExchange,
     query: Annotated[OffsetsQuery, query_as(OffsetsQuery)],
-    partition: ThePartition,
 ) -> Response:
-    partition.check_leadership()  # once taken over, this log is out of date
+    topic, number = exchange.topic, exchange.partition
     if isinstance(query.timestamp, UnsetType):
-        return JsonResponse(OffsetsState(**partition.offsets()._asdict()))
+        here = context.broker.partition(topic, number)
+        here.check_leadership()  # once taken over, this log is out of date
+        return JsonResponse(OffsetsState(**here.offsets()._asdict()))
+    partition = find_here(context, exchange, topic, number)
     timestamp = parse_timestamp(query.timestamp, loc="timestamp")
+    if partition is None:
+        position = Position(timestamp=timestamp)
+        partition = await find_cold(context, exchange, position, topic=topic, partition=number)
+    partition.check_leadership()
     found = await find_time(context, partition, timestamp)
     return JsonResponse(OffsetAtTime(*(found or (None, None))))
 

@@ -37,6 +37,11 @@ _RECORD: Final = {
     "value": '{"carrier": "UA", "delay": 2}',
     "headers": [{"name": "source", "value": "tower"}],
 }
+_TRANSACTIONAL_PRODUCER: Final = {
+    "transactional_id": "etl",
+    "producer_id": 3543849216634336,
+    "producer_epoch": 4,
+}
 _MEMBER_ID: Final = "http-7c0ff3a5-2f4c-4d0f-9a57-1b1fd4a9a1de"
 _ASSIGNMENT: Final = [{"topic": "flights", "partitions": [0, 1, 2]}]
 _GROUP_OFFSET: Final = {
@@ -62,6 +67,7 @@ _TOPIC: Final = {
             "cold_end_offset": 315120,
             "segments": 3,
             "offload_lag_bytes": 2306048,
+            "leader": {"node_id": 0, "url": "http://127.0.0.1:8640"},
         }
     ],
 }
@@ -117,6 +123,23 @@ EXAMPLES: Final[Mapping[str, Any]] = {
     },
     "Accepted": {"topic": "flights", "accepted": 2},
     "ProducerIdentity": {"producer_id": 3543849216634336, "producer_epoch": 0},
+    "TransactionalProducer": _TRANSACTIONAL_PRODUCER,
+    "TransactionList": {
+        "transactions": [
+            {**_TRANSACTIONAL_PRODUCER, "state": "Ongoing", "age_ms": 1200, "partitions": 2}
+        ],
+        "next_after": None,
+    },
+    "TransactionState": {
+        **_TRANSACTIONAL_PRODUCER,
+        "state": "Ongoing",
+        "timeout_ms": 60000,
+        "age_ms": 1200,
+        "partitions": [
+            {"topic": "__consumer_offsets", "partitions": [0]},
+            {"topic": "flights", "partitions": [1]},
+        ],
+    },
     "OffsetsState": {**_OFFSETS, "last_stable_offset": 336776},
     "OffsetAtTime": {"offset": 107338, "timestamp": _LAST_MS},
     "SegmentList": {
@@ -212,6 +235,7 @@ EXAMPLES: Final[Mapping[str, Any]] = {
                 "assignment": _ASSIGNMENT,
             }
         ],
+        "type": "classic",
     },
     "Membership": {"member_id": _MEMBER_ID, "generation": 1, "assignment": _ASSIGNMENT},
     "GroupList": {
@@ -223,6 +247,7 @@ EXAMPLES: Final[Mapping[str, Any]] = {
                 "lag": 776,
                 "state": "Stable",
                 "members": 1,
+                "type": "classic",
             }
         ]
     },
@@ -278,4 +303,30 @@ EXAMPLES: Final[Mapping[str, Any]] = {
         "cost_dollars": 0.00009,
         "diverged": [],
     },
+    "ClusterState": {
+        "cluster_id": "hD4xJx7vT6m0sZzq3xkq5Q",
+        "node_id": 0,
+        "brokers": [
+            {
+                "node_id": 2,
+                "folder_id": _OWNER,
+                "url": "http://broker-2:8640",
+                "kafka": "broker-2:9092",
+                "zone": "eu-1b",
+                "state": "running",
+                "incarnation": 3,
+                "is_alive": True,
+                "leads": 4,
+            }
+        ],
+        "offline_partitions": 0,
+        "under_replicated_partitions": 1,
+        "under_min_isr_partitions": 0,
+    },
+    "LeaderReport": {"node_id": 2, "leaders": [[_TOPIC_ID, 0, 1, 336776, 336000]]},
+    "PlannedMoves": {
+        "moves": [{"topic": "flights", "partition": 0, "source": 0, "target": 2}],
+        "left": 0,
+    },
+    "MovedLeader": {"node_id": 2, "end_offset": 336776, "paused_ms": 140},
 }

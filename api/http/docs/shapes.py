@@ -29,6 +29,7 @@ _TIME_TEXT: Final[Json] = {
 _MILLISECONDS: Final[Json] = {"type": "integer", "minimum": 0, "maximum": MAX_TIMESTAMP}
 _TIME: Final[Json] = {"anyOf": [_MILLISECONDS, _TIME_TEXT]}
 _OFFSET: Final[Json] = {"type": "integer", "minimum": 0, "maximum": MAX_OFFSET}
+_NODE: Final[Json] = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 _PARTITION: Final[Json] = {"type": "integer", "minimum": 0, "maximum": MAX_PARTITION}
 _POSITION: Final[Json] = {
     "anyOf": [_OFFSET, {"type": "string", "enum": ["earliest", "latest", "earliest-local"]}]
@@ -45,12 +46,15 @@ _PIN_NAME: Final[Json] = {"type": "string", "pattern": f"^{PIN_NAME}$"}
 PATH_PARAMETERS: Final[Mapping[str, Json]] = {
     "topic": {"schema": {"type": "string", "pattern": f"^{_NAME}"}, "example": "flights"},
     "partition": {"schema": _PARTITION, "example": 0},
+    "node": {"schema": _NODE, "example": 2},
     "group": {"schema": {"type": "string", "minLength": 1, "maxLength": 255}, "example": "reports"},
     "member": {"schema": {"type": "string", "minLength": 1}, "example": "http-1"},
+    "transactional_id": {"schema": {"type": "string", "minLength": 1}, "example": "etl"},
     "pin": {"schema": _PIN_NAME, "example": "june"},
     "base_offset": {"schema": _OFFSET, "example": 0},
 }
 QUERY_PARAMETERS: Final[Mapping[str, str]] = {
+    "after": "begin with the first id after this one",
     "acks": "wait until appended (1), until flushed (all, -1), or not at all (0)",
     "apply": "carry out the steps that lose nothing",
     "deep": "read every byte of both tiers",
@@ -62,12 +66,14 @@ QUERY_PARAMETERS: Final[Mapping[str, str]] = {
     "key": "the record's key, as text; only with application/octet-stream",
     "key_base64": "the record's key, as bytes; only with application/octet-stream, and not "
     "together with key",
-    "limit": "the maximum number of segments in the response",
+    "limit": "the maximum number of segments, or of transactional ids, in the response",
     "max_bytes": "at most this much of the log, but always at least one batch or record",
     "max_records": "at most this many records, or the batches that contain them",
     "min_bytes": "with wait_ms: wait until this much can be read",
     "offset": "a number, earliest, latest or earliest-local; not together with timestamp",
     "prefix": "only topics whose names begin with this",
+    "stable": "not while a transaction in progress has offsets of the group",
+    "state": "only transactional ids whose last transaction is in this state",
     "timestamp": "milliseconds since the epoch, or RFC 3339 text: the first record at or after it; "
     "where there is an offset parameter, not together with it",
     "version": "of the manifest; the current one by default",
@@ -83,7 +89,11 @@ HEADER_SHAPES: Final[Mapping[str, Json]] = {
     "Producer-Id": _OFFSET,
     "Producer-Epoch": {"type": "integer", "minimum": 0, "maximum": 2**15 - 1},
     "Producer-Sequence": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
-    "Content-Encoding": {"type": "string", "enum": ["gzip", "zstd", "x-gzip", "identity", ""]},
+    "Transactional-Id": {"type": "string", "minLength": 1, "pattern": "^[!-$&-~]+$"},
+    "Content-Encoding": {
+        "type": "string",
+        "anyOf": [{"enum": ["gzip", "zstd", "x-gzip", "identity"]}, {"pattern": "^[ \t,]*$"}],
+    },
 }
 
 
@@ -118,17 +128,26 @@ def _config_value(key: ConfigKey, *, nullable: bool) -> Json:
 
 
 _PARTITIONS: Final[Json] = {"minimum": 1, "maximum": MAX_PARTITIONS}
+_REPLICAS: Final[Json] = {
+    "items": {"type": "array", "minItems": 1, "uniqueItems": True, "items": _NODE}
+}
 RULES: Final[Mapping[str, Json]] = {
     "CreateTopic": {
         "properties": {
             "name": {"pattern": r"^(?!\.\.?$)" + _NAME},
             "partitions": _PARTITIONS,
             "config": _config(nullable=False),
+            "replication_factor": {"minimum": 1},
+            "replicas": _REPLICAS,
         }
     },
     "AlterTopic": {
-        "minProperties": 1,
-        "properties": {"partitions": _PARTITIONS, "config": _config(nullable=True)},
+        "anyOf": [{"required": ["config"]}, {"required": ["partitions"]}],
+        "properties": {
+            "partitions": _PARTITIONS,
+            "config": _config(nullable=True),
+            "replicas": _REPLICAS,
+        },
     },
     "PinToCreate": {"properties": {"name": _PIN_NAME}},
     "RecordsIn": {"properties": {"records": {"minItems": 1}}},
@@ -145,5 +164,5 @@ RULES: Final[Mapping[str, Json]] = {
         **_not_both("value"),
         "properties": {"value_base64": _BASE64_OR_NULL},
     },
-    "RequestedPartition": {"properties": {"partition": _PARTITION, "offset": _POSITION}},
+    "RequestedPartition": {"properties": {"offset": _POSITION}},
 }

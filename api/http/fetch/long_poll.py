@@ -70,6 +70,10 @@ class LongPoll:
         if not self._over:
             await self._woken.wait()
 
+    def wake(self) -> None:
+        """Something else has happened."""
+        self._woken.set()
+
     def _wake(self, partition: Partition) -> None:
         self._advanced.add(partition)
         self._woken.set()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -24,6 +25,7 @@ from tierlog.api.http.control_routes import json_body
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.fetch import record_json, record_pages
 from tierlog.api.http.fetch.long_poll import AwaitedOffset, LongPoll
+from tierlog.api.http.fetch.many_brokers import HERE, SplitFetch, shares_of
 from tierlog.api.http.fetch.reading import (
     EARLIEST,
     Isolation,
@@ -33,6 +35,8 @@ from tierlog.api.http.fetch.reading import (
     WaitMs,
     check_within,
     compute_text,
+    find_cold,
+    find_here,
     is_still_at_end,
     nothing_at,
     parse_position,
@@ -43,9 +47,8 @@ from tierlog.api.http.fetch.reading import (
 from tierlog.api.http.fetch.record_json import Encoding, PageText, Part
 from tierlog.api.http.fetch.single import FetchQuery, json_object, read_again
 from tierlog.api.http.responses import JSON, NO_STORE, AnyResponse
-from tierlog.api.http.settings import MIB
-from tierlog.api.serving.grants import Grant
-from tierlog.broker.partition import Partition
+from tierlog.api.http.settings import MAX_PARTITION, MIB
+from tierlog.broker.partition import Partition, Readable
 from tierlog.broker.tiered_reads import Fetched
 from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.record_format.errors import StoreUnavailable, Throttled, TierlogError
@@ -57,7 +60,7 @@ STORE_WAIT_MAX_S: Final = 5.0
 
 class RequestedPartition(msgspec.Struct, forbid_unknown_fields=True):
     topic: str
-    partition: int
+    partition: Annotated[int, Meta(ge=0, le=MAX_PARTITION)]
     offset: int | str | UnsetType = UNSET
     max_bytes: MaxBytes = MIB
 
@@ -82,7 +85,7 @@ class FailedFetch(NamedTuple):
 class PartitionFetch(NamedTuple):
     """A partition, where it is read from (`position` as requested), and what was read."""
 
-    partition: Partition
+    partition: Readable
     position: Position
     offset: int
     max_bytes: int
@@ -122,12 +125,22 @@ class RecordBudget:
 async def fetch_many(context: Context, exchange: Exchange) -> AnyResponse:
     request = await json_body(context, exchange, FetchMany)
     request.max_bytes = min(request.max_bytes, record_pages.PAGE_BYTES)
+    if context.gateway is not None and not exchange.is_direct:
+        shares = shares_of(context, request.partitions, range(len(request.partitions)))
+        if shares.keys() != {HERE}:
+            await context.immediate.until_task()
+            here = partial(_fetch_here, context, exchange)
+            return await SplitFetch(context, exchange, request, here).response(shares)
+    return await _fetch_here(context, exchange, request)
+
+
+async def _fetch_here(context: Context, exchange: Exchange, request: FetchMany) -> AnyResponse:
     positions = [
         parse_position(wanted.offset, UNSET, default=EARLIEST, within=f"partitions[{index}]")
         for index, wanted in enumerate(request.partitions)
     ]
     fetches = [
-        await _resolve(context, exchange.grant, wanted, position, request)
+        await _resolve(context, exchange, wanted, position, request)
         for wanted, position in zip(request.partitions, positions, strict=True)
     ]
     with LongPoll(context.waiting, exchange, wait_ms=request.wait_ms) as poll:
@@ -151,14 +164,18 @@ def _close(fetches: Sequence[Fetch]) -> None:
 
 async def _resolve(
     context: Context,
-    grant: Grant,
+    exchange: Exchange,
     wanted: RequestedPartition,
     position: Position,
     request: FetchMany,
 ) -> Fetch:
     try:
-        grant.check_topic(wanted.topic)
-        partition = context.broker.partition(wanted.topic, wanted.partition)
+        exchange.grant.check_topic(wanted.topic)
+        place = wanted.topic, wanted.partition
+        partition = find_here(context, exchange, *place)
+        if partition is None:
+            topic, number = place
+            partition = await find_cold(context, exchange, position, topic=topic, partition=number)
         committed = request.isolation == "read_committed"
         offset = await resolve(context, partition, position, committed=committed)
     except TierlogError as error:
@@ -281,6 +298,7 @@ def _awaited_offsets(fetches: Sequence[Fetch]) -> list[AwaitedOffset]:
         AwaitedOffset(fetch.partition, fetch.fetched.high_watermark)
         for fetch in fetches
         if isinstance(fetch, PartitionFetch) and fetch.fetched is not None
+        if isinstance(fetch.partition, Partition)  # what the bucket has does not grow here
     ]
 
 

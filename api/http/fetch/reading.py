@@ -15,16 +15,17 @@ from msgspec import UNSET, Meta, UnsetType
 
 from tierlog.api.http import strict_json
 from tierlog.api.http.context import UNKNOWN_SIZE, Context
-from tierlog.api.http.exchange import record_time
+from tierlog.api.http.exchange import Exchange, record_time
 from tierlog.api.http.fetch.record_json import LargeText, Part
 from tierlog.api.http.problems import HeaderList
 from tierlog.api.http.responses import AnyResponse, Response, StreamResponse
 from tierlog.api.http.settings import MAX_FETCH_BYTES, MAX_OFFSET, MAX_WAIT_MS
 from tierlog.api.http.strict_json import parse_time
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition import Readable
 from tierlog.broker.tiered_reads import Fetched, Tier
 from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.hot_tier.log_state import Offsets
+from tierlog.record_format.errors import ELSEWHERE
 
 T = TypeVar("T")
 Isolation = Literal["read_uncommitted", "read_committed"]
@@ -35,6 +36,7 @@ _RECORD_BYTES: Final = 100  # a smaller record is as much work to encode
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 EARLIEST_LOCAL: Final = "earliest-local"
+_LEADER_UNKNOWN: Final = (b"log-leader", b"unknown")
 KEYWORDS: Final = (EARLIEST, LATEST, EARLIEST_LOCAL)
 
 
@@ -80,8 +82,33 @@ def parse_timestamp(text: str, *, loc: str) -> int:
         strict_json.refuse_field(loc, str(error))
 
 
+def find_here(context: Context, exchange: Exchange, topic: str, partition: int) -> Readable | None:
+    """The partition; None if another broker of the cluster leads it: then `find_cold` may find it
+    in the bucket. Raises as `Broker.partition` does.
+    """
+    try:
+        return context.broker.partition(topic, partition)
+    except ELSEWHERE:
+        if context.gateway is None or exchange.is_forwarded:
+            raise
+        return None
+
+
+async def find_cold(
+    context: Context, exchange: Exchange, position: Position, *, topic: str, partition: int
+) -> Readable:
+    """What there is at this position in the bucket of a partition that another broker leads. Raises
+    as `Broker.partition` does if only its leader can tell.
+    """
+    assert context.gateway is not None, "only in a cluster is a partition elsewhere"
+    if position.keyword in (LATEST, EARLIEST_LOCAL):
+        return context.broker.partition(topic, partition)
+    offset = max(position.offset, 0)
+    return await context.gateway.cold.find_partition(exchange, topic, partition, offset=offset)
+
+
 async def resolve(
-    context: Context, partition: Partition, position: Position, *, committed: bool
+    context: Context, partition: Readable, position: Position, *, committed: bool
 ) -> int:
     """The offset to read from. A time after the last record resolves to the end of the log."""
     if position.offset >= 0:
@@ -95,11 +122,12 @@ async def resolve(
         return now.log_start_offset
     if position.keyword == EARLIEST_LOCAL:
         return max(now.local_log_start_offset, now.log_start_offset)
+    partition.led_here().check_end_known()
     return end_of(now, committed=committed)
 
 
 async def find_time(
-    context: Context, partition: Partition, timestamp: int
+    context: Context, partition: Readable, timestamp: int
 ) -> tuple[int, int] | None:
     """`TieredReads.offset_for_timestamp` in a thread of the tier in which the log begins."""
     look = partial(partition.offset_for_timestamp, timestamp)
@@ -110,7 +138,7 @@ def end_of(offsets: Offsets, *, committed: bool) -> int:
     return offsets.last_stable_offset if committed else offsets.high_watermark
 
 
-def check_within(partition: Partition, offset: int) -> None:
+def check_within(partition: Readable, offset: int) -> None:
     """Raise OffsetTrimmed or OffsetPastEnd without reading.
 
     FencedError comes first: this broker does not know the end of a partition that was taken over.
@@ -119,6 +147,8 @@ def check_within(partition: Partition, offset: int) -> None:
     now = partition.offsets()
     if now.log_start_offset <= offset <= now.high_watermark:
         return
+    if offset > now.high_watermark:
+        partition.led_here().check_end_known()
     bounds = f"[{now.log_start_offset}, {now.high_watermark}]"
     error = now.trimmed if offset < now.log_start_offset else now.past_end
     raise error(f"offset {offset} of {partition} is outside the log, {bounds}")
@@ -136,7 +166,7 @@ def nothing_at(offset: int, now: Offsets, *, committed: bool) -> Fetched:
     )
 
 
-def is_still_at_end(partition: Partition, offset: int, *, high_watermark: int) -> bool:
+def is_still_at_end(partition: Readable, offset: int, *, high_watermark: int) -> bool:
     """Whether a read at `offset`, which found the log to end at `high_watermark`, would find the
     same again. Cheaper than to read nothing from each of many partitions.
     """
@@ -195,11 +225,13 @@ async def stream_text(context: Context, text: LargeText) -> AsyncGenerator[bytes
 
 
 def log_headers(
-    partition: Partition, log: Fetched | Offsets, *, next_offset: int, tier: Tier
+    partition: Readable, log: Fetched | Offsets, *, next_offset: int, tier: Tier
 ) -> HeaderList:
     """The headers of every response with a partition's records."""
-    up_to_date = b"true" if next_offset == log.high_watermark else b"false"
+    is_at_end = partition.is_end_known and next_offset == log.high_watermark
+    up_to_date = b"true" if is_at_end else b"false"
     return [
+        *(() if partition.is_end_known else (_LEADER_UNKNOWN,)),
         (b"log-start-offset", b"%d" % log.log_start_offset),
         (b"log-high-watermark", b"%d" % log.high_watermark),
         (b"log-next-offset", b"%d" % next_offset),

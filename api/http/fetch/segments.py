@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tierlog.api.http.context import Context
 from tierlog.api.http.control_routes import no_query
 from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.fetch.reading import Position, find_cold, find_here
 from tierlog.api.http.header_values import (
     BATCHES,
     OCTETS,
@@ -43,8 +44,12 @@ class _Selection(NamedTuple):
 async def get_segment(context: Context, exchange: Exchange) -> AnyResponse:
     no_query(exchange)
     media_type = preferred(exchange.header(b"accept"), offered=(OCTETS, BATCHES))
-    partition = context.broker.partition(exchange.topic, exchange.partition)
+    topic, number = exchange.topic, exchange.partition
+    partition = find_here(context, exchange, topic, number)
     base_offset = exchange.number("base_offset", missing=_no_segment)
+    if partition is None:
+        position = Position(offset=base_offset)
+        partition = await find_cold(context, exchange, position, topic=topic, partition=number)
     segment = await context.read_partition(
         partition, base_offset, partial(open_segment, partition, base_offset)
     )

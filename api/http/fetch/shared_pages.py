@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from prometheus_client import Counter
 
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition import Readable
 from tierlog.broker.tiered_reads import Fetched
 
 LIMIT_BYTES: Final = 16 << 20
@@ -52,7 +52,7 @@ class PendingPage:
 Render = Callable[[], Awaitable[RenderedPage]]
 
 
-def page_key(partition: Partition, fetched: Fetched, offset: int, *form: object) -> Key:
+def page_key(partition: Readable, fetched: Fetched, offset: int, *form: object) -> Key:
     """`form`: how the records are selected and encoded."""
     source = tuple(
         (piece.file.name, os.fstat(piece.file.fd).st_ino, piece.position, piece.size_bytes)

@@ -34,6 +34,8 @@ from tierlog.api.http.fetch.reading import (
     WaitMs,
     compute_text,
     end_of,
+    find_cold,
+    find_here,
     find_time,
     log_headers,
     nothing_at,
@@ -45,11 +47,11 @@ from tierlog.api.http.fetch.reading import (
 from tierlog.api.http.fetch.record_json import Encoding
 from tierlog.api.http.fetch.record_pages import filter_batches
 from tierlog.api.http.fetch.shared_pages import Key, RenderedPage, page_key
-from tierlog.api.http.fetch.tail import tail_of
+from tierlog.api.http.fetch.tail import tail_partition
 from tierlog.api.http.problems import HeaderList
 from tierlog.api.http.responses import NO_STORE, AnyResponse, FileResponse
 from tierlog.api.http.settings import MAX_FETCH_BYTES, MIB
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition import Readable
 from tierlog.broker.tiered_reads import Fetched
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier.log_state import Offsets
@@ -108,17 +110,20 @@ class FetchQuery(msgspec.Struct, forbid_unknown_fields=True):
 class ReadResult(NamedTuple):
     """What was read from a partition, and from which offset."""
 
-    partition: Partition
+    partition: Readable
     offset: int
     fetched: Fetched
 
 
 async def fetch(context: Context, exchange: Exchange) -> AnyResponse:
     form = header_values.preferred(exchange.header(b"accept"), offered=_FORMS)
-    partition = context.broker.partition(exchange.topic, exchange.partition)
     if form == header_values.EVENTS:
-        return await tail_of(context, exchange, partition)
+        return await tail_partition(context, exchange)
+    topic, number = exchange.topic, exchange.partition
+    partition = find_here(context, exchange, topic, number)
     position, query = _parse(exchange)
+    if partition is None:
+        partition = await find_cold(context, exchange, position, topic=topic, partition=number)
     if form == header_values.BATCHES:
         result = await _read_first(context, partition, position, query)
         if query.wait_ms:
@@ -174,7 +179,8 @@ async def _enough(
     with LongPoll(context.waiting, exchange, wait_ms=query.wait_ms) as poll:
         while not poll.over and not _is_enough(result, query):
             result.fetched.close()
-            await poll.wait([AwaitedOffset(partition, result.fetched.high_watermark)])
+            awaited = AwaitedOffset(partition.led_here(), result.fetched.high_watermark)
+            await poll.wait([awaited])
             await context.access.recheck(exchange)
             if position.timestamp >= 0 and not result.fetched.slices:
                 # New records may be earlier than that time: it is looked up again.
@@ -185,7 +191,7 @@ async def _enough(
 
 
 async def _read_first(
-    context: Context, partition: Partition, position: Position, query: FetchQuery
+    context: Context, partition: Readable, position: Position, query: FetchQuery
 ) -> ReadResult:
     for attempt in range(_ATTEMPTS):
         if position.timestamp >= 0:
@@ -209,7 +215,7 @@ async def _read_first(
     raise AssertionError("the last attempt returns or raises")
 
 
-def _nothing_yet(partition: Partition, now: Offsets, query: FetchQuery) -> ReadResult:
+def _nothing_yet(partition: Readable, now: Offsets, query: FetchQuery) -> ReadResult:
     """An empty read at the end of the log as it was before the lookup of a time found nothing:
     records appended since may be later or earlier than that time.
     """
@@ -218,7 +224,7 @@ def _nothing_yet(partition: Partition, now: Offsets, query: FetchQuery) -> ReadR
 
 
 async def read_again(
-    context: Context, partition: Partition, position: Position, offset: int, query: FetchQuery
+    context: Context, partition: Readable, position: Position, offset: int, query: FetchQuery
 ) -> ReadResult:
     """Read again from `offset`, to which `position` was resolved before."""
     try:
@@ -239,7 +245,7 @@ def _is_enough(result: ReadResult, query: FetchQuery) -> bool:
 # --- responses ----------------------------------------------------------------------------------
 
 
-def _headers(partition: Partition, fetched: Fetched, *, next_offset: int) -> HeaderList:
+def _headers(partition: Readable, fetched: Fetched, *, next_offset: int) -> HeaderList:
     tier = fetched.tier_below(next_offset)
     return [*log_headers(partition, fetched, next_offset=next_offset, tier=tier), NO_STORE]
 
@@ -341,7 +347,7 @@ def _render(result: ReadResult, query: FetchQuery, form: str, wait: Wait) -> Ren
 
 
 def json_object(
-    partition: Partition,
+    partition: Readable,
     fetched: Fetched,
     records: Sequence[record_json.Part],
     *,

@@ -233,7 +233,7 @@ class BrokerMetrics(Collector):
         yield from _store(broker, report)
         if report.cache is not None:
             yield from _cache(report.cache)
-        yield gauge("tierlog_build_info", {(_version(),): 1})
+        yield gauge("tierlog_build_info", {(broker_version(),): 1})
 
 
 def _states(partitions: Iterable[Partition], *, damaged: int) -> dict[Labels, float]:
@@ -310,7 +310,7 @@ def _cache(cache: ChunkCacheReport) -> Iterator[Family]:
 
 
 @cache
-def _version() -> str:
+def broker_version() -> str:
     try:
         return version("tierlog")
     except PackageNotFoundError:

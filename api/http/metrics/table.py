@@ -18,12 +18,15 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 
 class Metric(NamedTuple):
-    """`name`: as in `/metrics`; of a histogram, without `_bucket`, `_sum` and `_count`."""
+    """`name`: as in `/metrics`; of a histogram, without `_bucket`, `_sum` and `_count`.
+    `in_cluster`: only of a broker that has joined one.
+    """
 
     name: str
     kind: Kind
     doc: str
     labels: tuple[str, ...] = ()
+    in_cluster: bool = False
 
 
 _CALL: Final = ("method", "path")
@@ -70,7 +73,8 @@ METRICS: Final = (
     Metric(
         "tierlog_kafka_requests_total",
         "counter",
-        "Requests of Kafka clients answered, by API and by the error of the answer as a whole",
+        "Requests of Kafka clients answered, by API and error: once under each error in the "
+        "answer, also of a topic or partition, or under NONE",
         ("api", "error"),
     ),
     Metric("tierlog_kafka_received_bytes_total", "counter", "Bytes of requests of Kafka clients"),
@@ -90,6 +94,73 @@ METRICS: Final = (
         "tierlog_kafka_throttled_requests_total",
         "counter",
         "Requests of Kafka clients above http.client.requests.max, answered with a throttle time",
+    ),
+    # --- the cluster, of a broker that has joined one
+    Metric(
+        "tierlog_active_broker_count",
+        "gauge",
+        "Brokers of the cluster that live, as this one sees them (Kafka's ActiveBrokerCount)",
+        in_cluster=True,
+    ),
+    Metric(
+        "tierlog_fenced_broker_count",
+        "gauge",
+        "Brokers that are down without having stopped (Kafka's FencedBrokerCount)",
+        in_cluster=True,
+    ),
+    Metric(
+        "tierlog_leader_count",
+        "gauge",
+        "Partitions that this broker leads (Kafka's LeaderCount)",
+        in_cluster=True,
+    ),
+    Metric(
+        "tierlog_offline_partitions_count",
+        "gauge",
+        "Partitions of the cluster that nobody is known to lead (Kafka's OfflinePartitionsCount)",
+        in_cluster=True,
+    ),
+    Metric(
+        "tierlog_under_replicated_partitions",
+        "gauge",
+        "Partitions that this broker leads with fewer replicas in sync than there are (Kafka's "
+        "UnderReplicatedPartitions)",
+        in_cluster=True,
+    ),
+    Metric(
+        "tierlog_under_min_isr_partition_count",
+        "gauge",
+        "Partitions that this broker leads with fewer replicas in sync than min.insync.replicas "
+        "(Kafka's UnderMinIsrPartitionCount)",
+        in_cluster=True,
+    ),
+    Metric(
+        "tierlog_preferred_replica_imbalance_count",
+        "gauge",
+        "Partitions that a balance would move to another broker (Kafka's "
+        "PreferredReplicaImbalanceCount)",
+        in_cluster=True,
+    ),
+    Metric(
+        "tierlog_hand_overs_total",
+        "counter",
+        "Partitions that this broker was to hand over to another, by whether it did",
+        ("result",),
+        in_cluster=True,
+    ),
+    Metric(
+        "tierlog_hand_over_pause_seconds",
+        "histogram",
+        "How long a partition refused appends while it was handed over",
+        in_cluster=True,
+    ),
+    Metric(
+        "tierlog_http_passed_on_total",
+        "counter",
+        "Calls, or parts of one, passed on to another broker, by its answer: answered, refused (to "
+        "be sent again elsewhere), lost (no answer)",
+        ("result",),
+        in_cluster=True,
     ),
     # --- records in and out
     Metric("tierlog_produced_records_total", "counter", "Records produced over HTTP"),

@@ -4,13 +4,14 @@ then appended to their partitions, and the response is made.
 * Under LogAppendTime records may have any timestamp; otherwise the limits of `message.timestamp.*`
   apply to each record. The time is a parameter.
 * The response waits for what `acks` requires; no thread is blocked meanwhile.
+* In a cluster, what other brokers lead goes to them (`elsewhere`).
 * If some partitions fail, the problem reports what the others appended.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Final, Literal, NamedTuple
 
@@ -24,20 +25,24 @@ from tierlog.api.http.problems import AppendedInPart
 from tierlog.api.http.produce.columns import RecordColumns
 from tierlog.api.http.responses import Response, json_response
 from tierlog.api.http.schemas import Accepted, PartitionResult, Produced
+from tierlog.api.http.transactions import as_problem
 from tierlog.api.serving.produced_batches import AS_PRODUCED
 from tierlog.broker.partition import Partition
 from tierlog.broker.topics import Topic
 from tierlog.hot_tier.config_words import in_words
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_writer import Acks, AppendResult
+from tierlog.hot_tier.producer_state import Verify
 from tierlog.record_format import codecs
 from tierlog.record_format.batch import CREATE_TIME, NO_PRODUCER_ID, NO_SEQUENCE
 from tierlog.record_format.errors import (
+    ELSEWHERE,
     FieldProblem,
     InvalidRecord,
     LogOfflineError,
     RecordTooLarge,
     TierlogError,
+    TransactionRefused,
 )
 from tierlog.record_format.produced import (
     KEY_REQUIRED,
@@ -66,8 +71,14 @@ class ProducerState(NamedTuple):
     base_sequence: int
 
 
+AppendElsewhere = Callable[[int, ProducedBatches], Future[AppendResult]]
+"""Appends to a partition that another broker of the cluster leads."""
+
+
 class ProduceRequest(NamedTuple):
-    """A produce request without its body."""
+    """A produce request without its body. `transactional_id`: its records are in the transaction of
+    that id. `elsewhere`: None if it can only be carried out here.
+    """
 
     topic: Topic
     partition: Partition | None
@@ -76,6 +87,14 @@ class ProduceRequest(NamedTuple):
     query: ProduceQuery
     expected_offset: int | None
     producer: ProducerState | None
+    transactional_id: str | None = None
+    elsewhere: AppendElsewhere | None = None
+
+
+class AppendedElsewhere(AppendResult):
+    """By another broker of the cluster, which counts it."""
+
+    __slots__ = ()
 
 
 _NO_PRODUCER: Final = ProducerState(NO_PRODUCER_ID, -1, NO_SEQUENCE)
@@ -87,8 +106,8 @@ def build_appends(
     compression: str,
     producer: ProducerState | None,
 ) -> dict[int, ProducedBatches]:
-    """Encode each partition's columns as batches. Raises InvalidRecord, TooLarge. `compression` is
-    the topic's.
+    """Encode each partition's columns as batches, transactional ones if the limits allow them.
+    Raises InvalidRecord, TooLarge. `compression` is the topic's.
     """
     codec = codecs.NONE if compression == AS_PRODUCED else codecs.CODEC_IDS[compression]
     appends = {}
@@ -127,6 +146,7 @@ def _build(
         producer_id=producer.producer_id,
         producer_epoch=producer.producer_epoch,
         base_sequence=producer.base_sequence,
+        transactional=limits.allow_transactions,
     )
 
 
@@ -157,9 +177,14 @@ async def append_batches(
     name = request.topic.record.name
     acks = _acks_to_await(request, appends)
     if acks is Acks.NONE:
-        for number in appends:  # before any is queued: a refused request has changed nothing
-            request.topic.partition(number).check_writable()
-    futures = {number: _submit(request, number, appends[number], acks) for number in appends}
+        _check_writable(request, appends)  # a refused request has changed nothing
+    verify = _verifier(context, request)
+    futures = {
+        number: _submit(request, batches, acks, verify=verify(number), number=number)
+        for number, batches in appends.items()
+    }
+    early = _led_elsewhere(request, futures)
+    futures |= _append_elsewhere(request, appends, early)
     count = sum(produced.record_count for produced in appends.values())
     if acks is Acks.NONE:
         _raise_if_all_failed(futures.values())
@@ -168,6 +193,9 @@ async def append_batches(
         return json_response(Accepted(name, count), status=202)
     began_s = time.perf_counter()
     await AllCompleted(futures.values())
+    if late := [one for one in _led_elsewhere(request, futures) if one not in early]:
+        futures |= _append_elsewhere(request, appends, late)
+        await AllCompleted(futures.values())
     record_time("broker", began_s)
     outcomes = [future.exception() or future.result() for future in futures.values()]
     _count(context, zip(appends.values(), outcomes, strict=True))
@@ -179,6 +207,15 @@ async def append_batches(
     return json_response(Produced(name, results, []))
 
 
+def _check_writable(request: ProduceRequest, numbers: Iterable[int]) -> None:
+    for number in numbers:
+        try:
+            request.topic.partition(number).check_writable()
+        except ELSEWHERE:
+            if request.elsewhere is None:
+                raise
+
+
 def _acks_to_await(request: ProduceRequest, appends: Mapping[int, ProducedBatches]) -> Acks:
     """Await conditional appends even with acks=0, so that a failed condition is reported."""
     conditional = request.expected_offset is not None or any(
@@ -187,17 +224,51 @@ def _acks_to_await(request: ProduceRequest, appends: Mapping[int, ProducedBatche
     return Acks.LEADER if request.acks is Acks.NONE and conditional else request.acks
 
 
+def _verifier(context: Context, request: ProduceRequest) -> Callable[[int], Verify | None]:
+    """What asks, for a partition, whether it takes part in the request's transaction."""
+    transactional_id, topic = request.transactional_id, request.topic.record.name
+    if transactional_id is None:
+        return lambda _: None
+    verify = context.broker.transactions.verify
+    return lambda number: verify(transactional_id, (topic, number))
+
+
 def _submit(
-    request: ProduceRequest, number: int, produced: ProducedBatches, acks: Acks
+    request: ProduceRequest,
+    produced: ProducedBatches,
+    acks: Acks,
+    *,
+    number: int,
+    verify: Verify | None,
 ) -> Future[AppendResult]:
     try:
         return request.topic.partition(number).append(
-            produced, acks=acks, expected_offset=request.expected_offset
+            produced, acks=acks, expected_offset=request.expected_offset, verify=verify
         )
     except TierlogError as error:
         refused: Future[AppendResult] = Future()
         refused.set_exception(error)
         return refused
+
+
+def _led_elsewhere(
+    request: ProduceRequest, futures: Mapping[int, Future[AppendResult]]
+) -> list[int]:
+    """The partitions that this broker has not appended to, but another can."""
+    if request.elsewhere is None:
+        return []
+    return [
+        number
+        for number, future in futures.items()
+        if future.done() and isinstance(future.exception(), ELSEWHERE)
+    ]
+
+
+def _append_elsewhere(
+    request: ProduceRequest, appends: Mapping[int, ProducedBatches], numbers: Iterable[int]
+) -> dict[int, Future[AppendResult]]:
+    elsewhere = request.elsewhere
+    return {one: elsewhere(one, appends[one]) for one in numbers} if elsewhere is not None else {}
 
 
 def _raise_if_all_failed(futures: Collection[Future[AppendResult]]) -> None:
@@ -239,7 +310,7 @@ def _cause(request: ProduceRequest, number: int, error: BaseException) -> BaseEx
             request.topic.partition(number).check_leadership()
         except TierlogError as reason:
             return reason
-    return error
+    return as_problem(error) if isinstance(error, TransactionRefused) else error
 
 
 def _result(number: int, outcome: AppendResult, records: int) -> PartitionResult:
@@ -277,7 +348,8 @@ def _count(
     appended = [
         produced
         for produced, outcome in outcomes
-        if isinstance(outcome, AppendResult) and not outcome.duplicate
+        if isinstance(outcome, AppendResult)
+        and not (outcome.duplicate or isinstance(outcome, AppendedElsewhere))
     ]
     context.metrics.produced_bytes.inc(sum(len(produced.body) for produced in appended))
     context.metrics.produced_records.inc(sum(produced.record_count for produced in appended))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Final
+from urllib.parse import unquote
 
 from fastapi import Response as FastApiResponse
 from msgspec import UNSET
@@ -38,9 +39,12 @@ from tierlog.api.http.produce.columns import (
     parse_values,
     single_value,
 )
+from tierlog.api.http.produce.elsewhere import append_elsewhere
 from tierlog.api.http.responses import Response
 from tierlog.api.http.schemas import ProducerIdentity
 from tierlog.api.http.settings import MAX_OFFSET, HttpSettings
+from tierlog.api.http.splitting import is_split
+from tierlog.api.http.transactions import take_part
 from tierlog.api.serving.produced_batches import (
     check_batches,
     is_small_uncompressed_batch,
@@ -49,11 +53,17 @@ from tierlog.api.serving.produced_batches import (
 )
 from tierlog.broker.partition import Partition
 from tierlog.broker.topic_registry import INTERNAL_PREFIX
-from tierlog.broker.topics import Topic
+from tierlog.broker.transaction_coordinator.transaction import ProducerEpoch
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.hot_tier.producer_state import new_producer_id
 from tierlog.record_format.encode import Headers
-from tierlog.record_format.errors import Forbidden, RequestTooLarge, UnknownPartition
+from tierlog.record_format.errors import (
+    FieldProblem,
+    Forbidden,
+    InvalidRecord,
+    RequestTooLarge,
+    UnknownPartition,
+)
 from tierlog.record_format.produced import ProducedBatches
 from tierlog.record_format.topic_rules import partition_for_key
 
@@ -90,6 +100,9 @@ async def _produce(
     context: Context, exchange: Exchange, *, partition: Partition | None
 ) -> Response:
     request = read_head(context, exchange, partition)
+    if partition is None and is_split(context, exchange):
+        elsewhere = partial(append_elsewhere, context, exchange, request)
+        request = request._replace(elsewhere=elsewhere)
     encoding = header_values.content_encoding(exchange.header(b"content-encoding"))
     async with bodies.received_body(exchange, context.settings, context.inflight) as body:
         prepare = partial(_prepare, context, request, body=body, encoding=encoding)
@@ -103,10 +116,22 @@ async def _produce(
                 if error.limit_bytes != EXPANDED_BYTES:
                     raise
             else:
-                return await append_batches(context, request, appends)
+                return await _append(context, request, appends)
         async with context.decoding.for_expansion(takes):
             far = partial(prepare, expanded_max_bytes=most)
-            return await append_batches(context, request, await context.compute(UNKNOWN_SIZE, far))
+            return await _append(context, request, await context.compute(UNKNOWN_SIZE, far))
+
+
+async def _append(
+    context: Context, request: ProduceRequest, appends: Mapping[int, ProducedBatches]
+) -> Response:
+    if request.transactional_id is not None:
+        ((number, produced),) = appends.items()
+        header = produced.headers[0]
+        producer = ProducerEpoch(header.producer_id, header.producer_epoch)
+        place = request.topic.record.name, number
+        await take_part(context, request.transactional_id, producer, place)
+    return await append_batches(context, request, appends)
 
 
 def _expansion_of(request: ProduceRequest, settings: HttpSettings) -> tuple[int, int]:
@@ -126,18 +151,38 @@ def read_head(context: Context, exchange: Exchange, partition: Partition | None)
     media_type = _media_type(exchange, partition)
     _check_parameters(query, media_type)
     producer, expected_offset = _producer_state(exchange), _expected_offset(exchange)
-    if partition is None and (producer is not None or expected_offset is not None):
-        strict_json.refuse_field(
-            "If-Offset-Match" if producer is None else "Producer-Id",
-            "only supported on a partition's path",
-        )
+    transactional_id = _transactional_id(exchange)
+    if partition is None:
+        _refuse_on_topic(producer, expected_offset, transactional_id)
     if producer is not None and media_type == header_values.BATCHES:
         strict_json.refuse_field(
             "Producer-Id", "raw batches contain their producer's id, epoch and sequence"
         )
+    if transactional_id is not None and media_type != header_values.BATCHES and producer is None:
+        strict_json.refuse_field("Producer-Id", "missing: a transaction has a producer")
     return ProduceRequest(
-        topic, partition, media_type, _ACKS[query.acks], query, expected_offset, producer
+        topic,
+        partition,
+        media_type,
+        _ACKS[query.acks],
+        query,
+        expected_offset,
+        producer,
+        transactional_id,
     )
+
+
+def _refuse_on_topic(
+    producer: ProducerState | None, expected_offset: int | None, transactional_id: str | None
+) -> None:
+    given = {
+        "Producer-Id": producer,
+        "If-Offset-Match": expected_offset,
+        "Transactional-Id": transactional_id,
+    }
+    for name, value in given.items():
+        if value is not None:
+            strict_json.refuse_field(name, "only supported on a partition's path")
 
 
 def _media_type(exchange: Exchange, partition: Partition | None) -> str:
@@ -170,6 +215,23 @@ def _producer_state(exchange: Exchange) -> ProducerState | None:
         for name, text, most in zip(_PRODUCER_HEADERS, texts, _PRODUCER_LIMITS, strict=True)
     ]
     return ProducerState(*numbers)
+
+
+def _transactional_id(exchange: Exchange) -> str | None:
+    """Encoded as in a path, since a header has no other words for most characters. Raises
+    Forbidden.
+    """
+    text = exchange.header(b"transactional-id")
+    if text is None:
+        return None
+    try:
+        transactional_id = unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        strict_json.refuse_field("Transactional-Id", "not percent-encoded UTF-8")
+    if not transactional_id or not text.isascii():
+        strict_json.refuse_field("Transactional-Id", "expected an id, percent-encoded as in a path")
+    exchange.grant.check_transactional_id(transactional_id)
+    return transactional_id
 
 
 def _expected_offset(exchange: Exchange) -> int | None:
@@ -223,6 +285,7 @@ def _prepare(
         expanded_max_bytes=settings.expanded_max_bytes,
         batch_max_bytes=expanded_max_bytes,
         records=settings.records_max,
+        transactions=request.transactional_id is not None,
     )
     if request.media_type == header_values.BATCHES:
         assert request.partition is not None, "checked by `read_head`"
@@ -231,11 +294,23 @@ def _prepare(
             limits,
             config.compression_type,
         )
+        if request.transactional_id is not None:
+            _check_transactional(produced)
         return {request.partition.number: produced}
     columns = _parse(request, body, records_max=settings.records_max)
     return build_appends(
         _by_partition(request, columns), limits, config.compression_type, request.producer
     )
+
+
+def _check_transactional(produced: ProducedBatches) -> None:
+    for index, header in enumerate(produced.headers):
+        if not header.is_transactional:
+            problem = "not transactional, though Transactional-Id is given"
+            raise InvalidRecord(
+                f"batch {index}, at position {header.position}: {problem}",
+                problems=(FieldProblem(f"batches[{index}]", problem),),
+            )
 
 
 def _parse(request: ProduceRequest, body: bytes | bytearray, *, records_max: int) -> RecordColumns:
@@ -260,7 +335,7 @@ def _by_partition(request: ProduceRequest, columns: RecordColumns) -> Mapping[in
             columns, sticky=topic.next_partition(), count=topic.record.partitions
         )
         for number in split:
-            _check_partition(topic, number, columns)
+            _check_partition(request, number, columns)
         return split
     number = request.partition.number
     for index, chosen in enumerate(columns.partitions or ()):
@@ -271,10 +346,14 @@ def _by_partition(request: ProduceRequest, columns: RecordColumns) -> Mapping[in
     return {number: columns}
 
 
-def _check_partition(topic: Topic, number: int, columns: RecordColumns) -> None:
+def _check_partition(request: ProduceRequest, number: int, columns: RecordColumns) -> None:
     """Raise what `Topic.partition` does, before anything is appended."""
+    topic = request.topic
     try:
-        topic.partition(number)
+        if request.elsewhere is None:
+            topic.partition(number)
+        else:
+            topic.check_number(number)
     except UnknownPartition:
         chosen = columns.partitions or ()
         if number not in chosen:  # chosen by a key: the data folder lacks some of the partitions

@@ -5,14 +5,16 @@ import pytest
 
 from tests.fakes.broker_harness import BrokerHarness
 from tierlog.broker import store_status
+from tierlog.broker.background import background_tasks
 
 
 @pytest.fixture(autouse=True)
-def fast_store_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Re-check an unavailable store almost immediately. The copier keeps its interval of a second,
-    within which tests stop it.
+def fast_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Re-check an unavailable store, and finish deletions, almost immediately. The copier keeps its
+    interval of a second, within which tests stop it.
     """
     monkeypatch.setattr(store_status, "RETRY_S", 0.05)
+    monkeypatch.setattr(background_tasks, "DELETION_INTERVAL_S", 0.05)
 
 
 @pytest.fixture

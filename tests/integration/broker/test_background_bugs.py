@@ -11,10 +11,11 @@ from tests.fakes.broker_harness import run_janitor
 from tests.fakes.compacted_topics import COMPACT, fill
 from tierlog.broker.background import copier, janitor
 from tierlog.broker.checkpoints import CompactionOffsets
+from tierlog.broker.upkeep import PartitionUpkeep
 from tierlog.manifest.garbage import GarbagePolicy
 from tierlog.record_format.errors import CorruptBatch
 
-PENDING = copier._pending
+PENDING = PartitionUpkeep.pending_uploads
 
 
 class Bug(Exception):
@@ -26,7 +27,7 @@ def two(harness):
     for topic in ("a-broken", "b-whole"):
         harness.broker.create_topic(topic, config=COMPACT)
         fill(harness, topic, 100)
-        harness.broker.partition(topic, 0).log.roll()
+        harness.broker.partition(topic, 0).upkeep.roll()
     return harness
 
 
@@ -60,7 +61,7 @@ def test_a_bug_in_an_upload_is_logged_and_backed_off(two, monkeypatch):
             two.broker.offload(topic, wait_ms=None if topic == "a-broken" else 20_000)
         two.wait_for(lambda: any("a bug" in line["event"] for line in lines))
         two.wait_for(lambda: any("will retry" in line["event"] for line in lines))
-    cold = two.broker.partition("b-whole", 0).cold
+    cold = two.broker.partition("b-whole", 0)._cold
     assert cold.end_offset == 110
     waits = [line["retry_in_s"] for line in lines if line["event"] == "offload failed, will retry"]
     assert min(waits) > 0
@@ -70,17 +71,17 @@ def test_a_bug_while_a_failure_is_looked_at_leaves_no_partition_queued(two, monk
     two.stop_copying()
     for topic in ("a-broken", "b-whole"):
         fill(two, topic, 10)
-        two.broker.partition(topic, 0).log.roll()
+        two.broker.partition(topic, 0).upkeep.roll()
     monkeypatch.setattr(copier.Copier, "_copy_next", raising(CorruptBatch("bad", file="x.log")))
     queued, copying = threading.Event(), two.broker.background.copier
 
-    def pending(partition):
+    def pending(upkeep):
         if threading.current_thread().name.startswith("offload"):
             assert queued.wait(20)
             raise Bug("unexpected")
-        return PENDING(partition)
+        return PENDING(upkeep)
 
-    monkeypatch.setattr(copier, "_pending", pending)
+    monkeypatch.setattr(PartitionUpkeep, "pending_uploads", pending)
     with capture_logs() as lines:
         copying.run_round()
         queued.set()
@@ -123,7 +124,7 @@ def test_a_full_disk_during_garbage_collection_is_not_a_bug(two, monkeypatch):
     two.stop_copying()
     two.broker.trim("a-broken", 0, 50)
     full = OSError(errno.ENOSPC, "no space left on device")
-    monkeypatch.setattr(partition.cold.bucket_state, "_write", raising(full))
+    monkeypatch.setattr(partition._cold.bucket_state, "_write", raising(full))
     with capture_logs() as lines:
         run_janitor(two.broker)
     events = [line["event"] for line in lines if line.get("partition") == str(partition)]

@@ -17,8 +17,8 @@ from tests.fakes.compacted_topics import (
     offload,
     put,
 )
-from tierlog.broker.background import compactor
 from tierlog.broker.broker import Broker
+from tierlog.broker.compaction import PartitionCompaction
 from tierlog.broker.data_folder import RECOVERY_POINTS
 from tierlog.broker.settings import BrokerSettings
 from tierlog.hot_tier import cleaner
@@ -52,7 +52,7 @@ def test_no_wrong_offset_is_served_from_a_compacted_segment(harness):
     compacted(harness, "t")
     offload(harness, "t")
     before = {record.offset: record for record in harness.records("t")}
-    log = harness.broker.partition("t", 0).log.segments()[0].path
+    log = harness.broker.partition("t", 0).local_segments()[0].path
     whole, refused = log.read_bytes(), 0
     headers = list(iter_headers(whole))
     assert any(one.next_offset < two.base_offset for one, two in itertools.pairwise(headers))
@@ -87,7 +87,7 @@ def test_compaction_is_mirrored_to_the_bucket(harness):
     offload(harness, "t")
     entries = list(partition.cold_entries(0))
     assert before.isdisjoint(entry.log_key for entry in entries)
-    assert before <= {removed.key for removed in partition.cold.manifest.removed}
+    assert before <= {removed.key for removed in partition.manifest.removed}
     assert cold_records(harness, "t") == harness.records("t")
     assert last.items() <= last_of(harness.records("t")).items()
     report = verify_topic(harness.broker, "t", deep=True)
@@ -99,7 +99,7 @@ def test_a_sealed_but_unflushed_segment_is_compacted_correctly(harness):
     put(harness, "t", [(b"key", b"v" * 100)] * 10)
     put(harness, "t", [(b"key", b"v" * 4096)], acks=Acks.LEADER)
     harness.broker.background.compactor.run_round()
-    log = harness.broker.partition("t", 0).log
+    log = harness.broker.partition("t", 0)._log
     assert (log.high_watermark, log.log_end_offset, log.sealed.swap_sequence > 0) == (10, 11, True)
     assert verify_topic(harness.broker, "t", deep=True).ok
     assert [record.offset for record in harness.records("t")] == [9]
@@ -108,7 +108,7 @@ def test_a_sealed_but_unflushed_segment_is_compacted_correctly(harness):
 def test_segment_files_are_not_replaced_during_their_upload(harness, monkeypatch):
     harness.broker.create_topic("t", config=COMPACT)
     sealed, put_file, locked = (
-        harness.broker.partition("t", 0).log.sealed,
+        harness.broker.partition("t", 0)._log.sealed,
         harness.store.put_file,
         [],
     )
@@ -134,7 +134,7 @@ def test_tiers_agree_after_several_rounds(harness):
         last |= fill(harness, "t", 150, seed=seed)
         if seed % 2:
             offload(harness, "t")
-        harness.broker.partition("t", 0).log.roll()
+        harness.broker.partition("t", 0).upkeep.roll()
         harness.broker.background.compactor.run_round()
     offload(harness, "t")
     assert last_of(harness.records("t")) == last
@@ -151,7 +151,7 @@ def test_compaction_continues_while_the_store_is_down(harness):
     compacted(harness, "t")
     assert last.items() <= last_of(harness.records("t")).items()
     with pytest.raises(StoreUnavailable):
-        harness.broker.partition("t", 0).cold.ownership.check_fence(log_end_offset=0)
+        harness.broker.partition("t", 0)._cold.ownership.check_fence(log_end_offset=0)
     harness.set_down(False)
     offload(harness, "t")
     assert cold_records(harness, "t") == harness.records("t")
@@ -229,9 +229,9 @@ def test_readers_see_whole_batches_while_segments_are_replaced(harness):
         thread.start()
     for seed in range(3):
         last |= fill(harness, "t", 100, seed=seed)
-        harness.broker.partition("t", 0).log.roll()
+        harness.broker.partition("t", 0).upkeep.roll()
         harness.broker.background.compactor.run_round()
-        harness.broker.partition("t", 0).log.reap(at_once=True)
+        harness.broker.partition("t", 0).upkeep.reap(at_once=True)
     stop.set()
     for thread in threads:
         thread.join()
@@ -246,7 +246,7 @@ def test_the_cleaner_checkpoint_survives_a_restart(harness):
     compacted(harness, "t")
     at = cleaned(harness)
     harness.restart()
-    log = harness.broker.partition("t", 0).log
+    log = harness.broker.partition("t", 0)._log
     assert log.sealed.cleanable(cleaned(harness)).first_dirty_offset == at
     text = (harness.root / "data" / "cleaner-offset-checkpoint").read_text()
     assert text == f"0\n1\nt 0 {at}\n"
@@ -273,7 +273,7 @@ def test_a_re_created_topic_is_compacted_from_its_start(harness, restarted):
 def test_gaps_compacted_after_the_checkpoints_are_not_a_loss(harness, tmp_path, is_lost, policy):
     """Otherwise the log is truncated there after a crash."""
     harness.broker.create_topic("t", config=COMPACT | {"remote.storage.enable": False})
-    log, compactor = harness.broker.partition("t", 0).log, harness.broker.background.compactor
+    log, compactor = harness.broker.partition("t", 0)._log, harness.broker.background.compactor
     checkpoints, last = harness.broker.checkpoints, fill(harness, "t", 100)
     log.roll()
 
@@ -298,7 +298,7 @@ def test_gaps_compacted_after_the_checkpoints_are_not_a_loss(harness, tmp_path, 
 
 def seal(harness, pairs):
     put(harness, "t", pairs)
-    harness.broker.partition("t", 0).log.roll()
+    harness.broker.partition("t", 0).upkeep.roll()
 
 
 @pytest.mark.parametrize("tombstone_stays", [True, False])
@@ -315,7 +315,7 @@ def test_a_deleted_key_never_comes_back_in_the_bucket(harness, monkeypatch, tomb
     harness.upload_sealed()
     compacted(harness, "t")  # removes the local value; the tombstone gets its delete horizon
     seal(harness, [(b"new", b"n")])
-    follow, rounds = compactor._follow, []
+    follow, rounds = PartitionCompaction._follow, []
 
     def overtaken(*view, **kwargs):
         found = follow(*view, **kwargs)
@@ -330,17 +330,17 @@ def test_a_deleted_key_never_comes_back_in_the_bucket(harness, monkeypatch, tomb
         return found[b"deleted"][1] if b"deleted" in found else None
 
     if not tombstone_stays:  # then only the order of commits protects
-        clean = partition.log.sealed.clean
+        clean = partition._log.sealed.clean
         monkeypatch.setattr(
-            partition.log.sealed,
+            partition._log.sealed,
             "clean",
             lambda cleanable, table, hooks: clean(
                 cleanable, table, hooks._replace(may_forget=True)
             ),
         )
-    monkeypatch.setattr("tierlog.broker.background.compactor._follow", overtaken)
+    monkeypatch.setattr(PartitionCompaction, "_follow", overtaken)
     assert in_bucket() is None
-    compactor.follow_compaction(partition, stopping=lambda: False)
+    partition.compaction.follow(stopping=lambda: False)
     assert rounds
     assert in_bucket() is None
     harness.upload_sealed()
@@ -370,7 +370,7 @@ def test_trimming_a_segment_during_mirroring_is_not_an_error(harness, monkeypatc
 def test_trimming_the_segments_of_a_round_ends_the_round(harness, monkeypatch):
     harness.broker.create_topic("t", config=COMPACT)
     fill(harness, "t", 200)
-    log = harness.broker.partition("t", 0).log
+    log = harness.broker.partition("t", 0)._log
     log.roll()
     expanded = cleaner.expand
 
@@ -420,18 +420,18 @@ def test_a_local_segment_replaces_only_whole_objects(harness, monkeypatch):
     offload(harness, "t")
     partition = harness.broker.partition("t", 0)
     before = list(partition.cold_entries(0))
-    segment = next(view for view in partition.log.segments() if view.sealed)
-    files = partition.log.sealed.prepare_upload
+    segment = next(view for view in partition.local_segments() if view.sealed)
+    files = partition._log.sealed.prepare_upload
     shorter = before[0].last_offset - 1
     monkeypatch.setattr(
-        partition.log.sealed,
+        partition._log.sealed,
         "prepare_upload",
         lambda base: dataclasses.replace(files(base), last_offset=shorter),
     )
-    monkeypatch.setattr(partition.log.sealed, "crc32c", lambda base: 1)
+    monkeypatch.setattr(partition._log.sealed, "crc32c", lambda base: 1)
     assert before[0].base_offset == segment.base_offset
     with pytest.raises(CorruptDataError, match="the bucket has segments of offsets 0 to"):
-        compactor.follow_compaction(partition, stopping=lambda: False)
+        partition.compaction.follow(stopping=lambda: False)
     assert list(partition.cold_entries(0)) == before
 
 
@@ -461,7 +461,7 @@ def test_gaps_of_an_interrupted_round_are_not_lost_files(harness, monkeypatch):
     harness.broker.create_topic("t", config=COMPACT)
     harness.stop_copying()
     last = fill(harness, "t", 800, keys=300)
-    harness.broker.partition("t", 0).log.roll()
+    harness.broker.partition("t", 0).upkeep.roll()
 
     compactor = harness.broker.background.compactor
 
@@ -474,8 +474,8 @@ def test_gaps_of_an_interrupted_round_are_not_lost_files(harness, monkeypatch):
     harness.stop_copying()
     harness.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     partition = harness.broker.partition("t", 0)
-    bases = [view.base_offset for view in partition.log.segments()[:-1]]
-    assert any(partition.log.sealed.gap_after(base) for base in bases)
+    bases = [view.base_offset for view in partition.local_segments()[:-1]]
+    assert any(partition.upkeep.gap_after(base) for base in bases)
     harness.upload_sealed()
     assert not harness.broker.background.copier.blocked()
     assert last_of(harness.records("t")) == last
@@ -494,7 +494,7 @@ def test_a_deletion_or_trim_during_a_round_causes_no_backoff(
     """Otherwise it, or the next topic of its name, would wait for a minute."""
     harness.broker.create_topic("t", config={**COMPACT, "remote.storage.enable": remote})
     fill(harness, "t", 300)
-    log, compactor = harness.broker.partition("t", 0).log, harness.broker.background.compactor
+    log, compactor = harness.broker.partition("t", 0)._log, harness.broker.background.compactor
     log.roll()
     clean = type(log.sealed).clean
 
@@ -528,7 +528,7 @@ def test_offsets_reused_after_a_truncation_are_dirty(harness):
     assert step.done
     harness.restart()
     harness.stop_copying()
-    end = harness.broker.partition("t", 0).log.log_end_offset
+    end = harness.broker.partition("t", 0).log_end_offset
     assert end < 10
     seal(harness, [(b"deleted", None), (b"more", b"m")])
     for number in range(8):
@@ -544,7 +544,7 @@ def test_offsets_reused_after_a_truncation_are_dirty(harness):
 def test_a_failed_partition_is_retried_after_the_clock_was_set_back(harness):
     harness.broker.create_topic("t", config=COMPACT)
     fill(harness, "t", 100)
-    log, compactor = harness.broker.partition("t", 0).log, harness.broker.background.compactor
+    log, compactor = harness.broker.partition("t", 0)._log, harness.broker.background.compactor
     log.roll()
     compactor._clock = lambda: 10**12
     compactor._back_off(harness.broker.partition("t", 0), StoreUnavailable("for a moment"))
@@ -568,18 +568,18 @@ def test_a_value_stays_in_the_bucket_until_the_newer_one_is_uploaded(harness, mo
     seal(harness, [(b"key", b"newer"), (b"other", b"p")])
     compacted(harness, "t")
     seal(harness, [(b"another", b"a")])
-    publish = partition.cold.bucket_state.record_manifest
+    publish = partition._cold.bucket_state.record_manifest
 
     def published(manifest):
         publish(manifest)
         missing.append({b"key", b"other"} - last_of(cold_records(harness, "t")).keys())
 
-    monkeypatch.setattr(partition.cold.bucket_state, "record_manifest", published)
+    monkeypatch.setattr(partition._cold.bucket_state, "record_manifest", published)
     harness.upload_sealed()
     assert missing == [set()] * len(missing)
     assert len(missing) > 4
     assert cold_records(harness, "t") == harness.records("t")
-    assert partition.log.sealed.mirrored
+    assert partition.is_mirrored
 
 
 def test_a_log_is_compacted_while_manifest_pages_are_unreachable(harness, monkeypatch):
@@ -587,8 +587,8 @@ def test_a_log_is_compacted_while_manifest_pages_are_unreachable(harness, monkey
         monkeypatch.setattr(f"tierlog.manifest.codec.{name}", small)
     harness.broker.create_topic("t", config=COMPACT)
     fill(harness, "t", 300)
-    harness.broker.partition("t", 0).log.roll()
+    harness.broker.partition("t", 0).upkeep.roll()
     offload(harness, "t")
     harness.restart(down=True, store_start_timeout_ms=200)
-    assert harness.broker.partition("t", 0).cold.manifest.pages
+    assert harness.broker.partition("t", 0).manifest.pages
     compacted(harness, "t")

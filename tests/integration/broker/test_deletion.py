@@ -13,7 +13,7 @@ from tests.fakes.at_once import at_once
 from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.faulty_object_store import FailsBefore, WrongBytes
 from tests.fakes.small_disk import no_room, small_disk
-from tierlog.broker import live_topics, segment_listing, topic_deletion
+from tierlog.broker import live_topics, topic_deletion
 from tierlog.broker.background import background_tasks
 from tierlog.broker.data_folder import LOG_STARTS
 from tierlog.broker.groups import NewOffset
@@ -24,6 +24,7 @@ from tierlog.cold_tier.segment_uploader import LogContent, UploadCheckpoints
 from tierlog.host import durable_file
 from tierlog.host.file_slice import OpenFile
 from tierlog.host.waiting import Wait
+from tierlog.hot_tier import log as partition_log
 from tierlog.hot_tier import open_files
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_writer import LogWriter
@@ -371,7 +372,9 @@ def test_nothing_of_a_deleted_topic_stays_on_disk(harness) -> None:
     )
     harness.broker.delete_topic("gone")
     harness.wait_for(lambda: not harness.broker.registry.deleted())
-    harness.wait_for(lambda: list(EPOCHS.read(harness.broker.folder.path)) == [f"{kept}-0"])
+    harness.wait_for(
+        lambda: list(EPOCHS.read_document(harness.broker.folder.path)) == [f"{kept}-0"]
+    )
     named = (harness.root / "data" / "tierlog").rglob(f"{gone}*")
     assert [*named, *harness.broker.folder.uploads.iterdir()] == []
 
@@ -408,13 +411,13 @@ def test_late_work_on_a_deleted_topic_leaves_the_next_topic_alone(harness, call)
             case "maintain":
                 harness.broker.background.janitor.maintain(old)
             case "relieve_disk":
-                old.log.delete_local(10)
-                old.log.reap(at_once=True)
+                old.upkeep.delete_local(10)
+                old.upkeep.reap(at_once=True)
             case "roll":
-                old.log.roll()
+                old.upkeep.roll()
             case "snapshot":
                 (folder / f"{2:020d}.snapshot").unlink()
-                old.log.sealed.prepare_upload(0)
+                old._log.sealed.prepare_upload(0)
     left = sorted(path.name for path in folder.iterdir())
     assert left == [name for name in before if call != "snapshot" or name != f"{2:020d}.snapshot"]
     harness.restart()
@@ -454,7 +457,7 @@ def test_a_topic_deleted_during_a_call_is_unknown(harness, monkeypatch, step, ca
         lambda partition: at_once(partition.read, 2, max_bytes=1) or partition.read(2, max_bytes=1),
         lambda partition: at_once(partition.read, 4, max_bytes=1) or partition.read(4, max_bytes=1),
         lambda partition: open_segment(partition, 0),
-        lambda partition: open_segment(partition, partition.log.active_base_offset),
+        lambda partition: open_segment(partition, partition._log.active_base_offset),
         lambda partition: list(iter_segments(partition)),
     ],
     ids=["time", "read", "read of the active", "segment", "active segment", "list"],
@@ -476,7 +479,7 @@ def test_a_lookup_during_a_deletion_raises_unknown_topic(
             harness.produce("t", [b"another" * 100])
         return OpenFile(path)
 
-    for room in (open_files, segment_listing):
+    for room in (open_files, partition_log):
         monkeypatch.setattr(room, "OpenFile", delete_meanwhile)
     with pytest.raises(UnknownTopic):
         look_up(old)
@@ -493,7 +496,7 @@ def test_a_read_during_a_deletion_leaves_no_open_file_for_the_next_topic(
     def read_once_more(files: OpenFiles, folder: Path) -> None:
         forget(files, folder)
         monkeypatch.undo()
-        assert old.log.read(0, max_bytes=1 << 20).slices
+        assert old._log.read_hot(0, max_bytes=1 << 20).slices
 
     monkeypatch.setattr(OpenFiles, "invalidate_folder", read_once_more)
     harness.broker.delete_topic("t")
@@ -570,7 +573,7 @@ def test_a_topic_object_that_cannot_be_written_blocks_no_upload(harness, monkeyp
     with pytest.raises(ManifestConflict):  # which the copier's task counts and logs, once
         harness.broker.background.copy_round()
     assert harness.broker.background.copier.wait_until_idle(timeout_s=20)
-    assert all(partition.cold.ownership.claimed for partition in harness.broker.partitions())
+    assert all(partition.is_claimed for partition in harness.broker.partitions())
     assert [one.name for one in harness.broker.registry.live() if one.dirty] == ["a-fails"]
 
 
@@ -640,11 +643,11 @@ def test_publishing_a_change_of_a_large_topic_does_not_delay_uploads(harness, mo
     harness.broker.alter_topic("large", config={"flush.ms": 5})
     harness.fill(10)
     partition, check = harness.broker.partition("t", 0), OwnedPartition.check
-    partition.log.roll()
+    partition.upkeep.roll()
 
     def wait_for_upload(owned: OwnedPartition) -> object:
         if str(owned.keys) == "large-2":
-            harness.wait_for(lambda: partition.cold.end_offset == 10)
+            harness.wait_for(lambda: partition.cold_end_offset == 10)
         return check(owned)
 
     monkeypatch.setattr(OwnedPartition, "check", wait_for_upload)
@@ -659,18 +662,18 @@ def test_a_topic_that_cannot_be_marked_as_published_blocks_no_upload(harness, mo
     with pytest.raises(OSError, match="No space left"):
         harness.broker.background.copy_round()
     assert harness.broker.background.copier.wait_until_idle(timeout_s=20)
-    assert harness.broker.partition("t", 0).cold.ownership.claimed
+    assert harness.broker.partition("t", 0).is_claimed
 
 
 def test_files_left_below_the_log_start_by_a_crash_are_deleted(harness) -> None:
     harness.broker.create_topic("t", config=ON_DISK)
     fill(harness, b"old")  # two to a segment
-    assert harness.broker.partition("t", 0).log.trim(4) == 4
+    assert harness.broker.partition("t", 0)._log.trim(4) == 4
     harness.restart()  # as after a crash between checkpoint and deletion
     partition = harness.broker.partition("t", 0)
-    assert (partition.log.log_start_offset, partition.log.first_local_offset) == (4, 0)
+    assert (partition.log_start_offset, partition.first_local_offset) == (4, 0)
     harness.broker.background.janitor.maintain(partition)
-    assert partition.log.first_local_offset == 4
+    assert partition.first_local_offset == 4
 
 
 def test_a_timestamp_lookup_is_repeated_if_its_segment_was_trimmed(harness, monkeypatch) -> None:
@@ -697,7 +700,7 @@ def test_a_file_that_cannot_be_deleted_does_not_block_retention(harness, monkeyp
     def refuse(**_: object) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(partition.log, "reap", refuse)
+    monkeypatch.setattr(partition._log, "reap", refuse)
     harness.broker.alter_topic("t", config={"retention.bytes": 8192})
     harness.broker.background.janitor.maintain(partition)
     assert partition.offsets().log_start_offset > 0
@@ -724,8 +727,8 @@ def test_a_commit_after_the_deletion_of_a_topic_leaves_nothing_in_the_bucket(off
     offloaded.broker.delete_topic("t")
     offloaded.wait_for(lambda: not offloaded.broker.registry.deleted())
     for late in (
-        lambda: partition.cold.follow_log_start(60),
-        lambda: partition.cold.collect_garbage(NO_GRACE),
+        lambda: partition._cold.follow_log_start(60),
+        lambda: partition.upkeep.collect_garbage(NO_GRACE),
     ):
         with pytest.raises(UnknownTopic):
             late()
@@ -762,7 +765,7 @@ def test_a_deletion_waits_for_garbage_collection(offloaded, monkeypatch) -> None
         return listed(prefix, **limits)
 
     monkeypatch.setattr(offloaded.store, "list", delete_meanwhile, raising=False)
-    assert partition.cold.collect_garbage(NO_GRACE) > 0
+    assert partition.upkeep.collect_garbage(NO_GRACE) > 0
     offloaded.broker.background.deletions.run_round()
     assert not offloaded.broker.registry.deleted()
     assert in_bucket(offloaded) == ["cluster.json"]
@@ -784,7 +787,7 @@ def test_a_deletion_waits_for_an_upload(harness, monkeypatch, by) -> None:
         return put(key, path, **options)
 
     harness.produce("t", [b"v"])
-    harness.broker.partition("t", 0).log.roll()
+    harness.broker.partition("t", 0).upkeep.roll()
     if by == "a repair":
         harness.copy_sealed()
         (log_object,) = (harness.root / "bucket").rglob("*.log")

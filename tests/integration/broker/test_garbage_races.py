@@ -5,7 +5,7 @@ import pytest
 from tests.fakes.faulty_object_store import FailsAfter
 from tests.integration.broker.test_lost_responses import losing_responses
 from tierlog.manifest.garbage import GarbagePolicy
-from tierlog.record_format.errors import StoreUnavailable
+from tierlog.record_format.errors import OutcomeUnknownError
 from tierlog.repair.repair import repair_topic
 
 NO_GRACE = GarbagePolicy(grace_ms=0)
@@ -19,7 +19,7 @@ def rolled(harness):
     harness.offload()
     harness.stop_copying()
     produce(harness)
-    harness.broker.partition("t", 0).log.roll()
+    harness.broker.partition("t", 0).upkeep.roll()
     return harness
 
 
@@ -29,13 +29,13 @@ def produce(harness):
 
 def offload_next(harness):
     partition = harness.broker.partition("t", 0)
-    partition.cold.offload(partition.log.sealed.prepare_upload(partition.cold.end_offset))
+    partition._cold.offload(partition._log.sealed.prepare_upload(partition.cold_end_offset))
 
 
 def replace_first(harness):
     partition = harness.broker.partition("t", 0)
-    partition.cold.replace_compacted(
-        list(partition.cold_entries(0)), partition.log.sealed.prepare_upload(0)
+    partition._cold.replace_compacted(
+        list(partition.cold_entries(0)), partition._log.sealed.prepare_upload(0)
     )
 
 
@@ -47,9 +47,9 @@ def repair_first(harness):
 
 def bucket_is_complete(harness):
     partition = harness.broker.partition("t", 0)
-    partition.cold.resolve_failed_commit()
-    assert partition.log.delete_local(partition.cold.end_offset) == [0, 50]
-    partition.log.reap(at_once=True)
+    partition._cold.resolve_failed_commit()
+    assert partition.upkeep.delete_local(partition.cold_end_offset) == [0, 50]
+    partition.upkeep.reap(at_once=True)
     return [record.offset for record in harness.records("t")] == list(range(100))
 
 
@@ -57,11 +57,11 @@ def test_objects_of_a_commit_with_unknown_outcome_are_not_garbage(rolled):
     """The response is lost, the outage outlasts the grace period, and collection runs first."""
     partition = rolled.broker.partition("t", 0)
     rolled.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(OutcomeUnknownError):
         losing_responses(rolled, lambda: offload_next(rolled))
-    assert partition.cold.end_offset == 50
+    assert partition.cold_end_offset == 50
     rolled.set_down(False)
-    partition.cold.collect_garbage(NO_GRACE)
+    partition.upkeep.collect_garbage(NO_GRACE)
     assert bucket_is_complete(rolled)
 
 
@@ -72,7 +72,7 @@ def collecting_after(harness, monkeypatch, is_put):
     def put_and_collect(key, body, **options):
         stat = put(key, body, **options)
         if is_put(key):
-            partition.cold.collect_garbage(NO_GRACE)
+            partition.upkeep.collect_garbage(NO_GRACE)
         return stat
 
     monkeypatch.setattr(harness.store, "put", put_and_collect, raising=False)
@@ -97,7 +97,7 @@ def test_a_merged_page_is_not_garbage_before_its_commit(harness, monkeypatch):
         produce(harness)
         harness.offload()
     harness.stop_copying()
-    cold = harness.broker.partition("t", 0).cold
+    cold = harness.broker.partition("t", 0)._cold
     assert len(cold.manifest.pages) == 4
     collecting_after(harness, monkeypatch, lambda key: "/pages/" in key)
     monkeypatch.setattr("tierlog.manifest.codec.RUN_MAX", 4)

@@ -373,7 +373,7 @@ def test_a_restore_recovers_groups_and_their_lag_excludes_the_gap(harness, topic
 
 def stable_group(harness, name):
     """With one static member, which has an assignment."""
-    harness.broker.groups.prepare()
+    harness.broker.groups.log.prepare_for(name)
     coordinator, answers = harness.broker.groups.coordinator, Queue()
     protocols = (Protocol("range", b"all"),)
     join = Join("", "i", "c", "/h", "consumer", protocols, 60_000, 60_000, "i-1")
@@ -388,7 +388,7 @@ def stable_group(harness, name):
 def test_a_restore_recovers_groups_with_their_members(harness, topic, tmp_path):
     before = stable_group(harness, "g")
     harness.restart()
-    harness.broker.groups.rebuild()
+    harness.broker.groups.log.load()
     assert harness.broker.groups.coordinator.describe("g") == before
     harness.offload(TOPIC)
     harness.claim()
@@ -397,7 +397,7 @@ def test_a_restore_recovers_groups_with_their_members(harness, topic, tmp_path):
     options = RestoreOptions(data_dir=harness.root / "data", gap=10, clock=lambda: 0)
     restore(open_store(f"file://{harness.root / 'bucket'}"), options)
     harness.broker = harness.open()
-    harness.broker.groups.rebuild()
+    harness.broker.groups.log.load()
     assert harness.broker.groups.coordinator.describe("g") == before
     who = Identity("i-1", "i")
     rows = [NewOffset("t", 0, 1)]
@@ -477,7 +477,7 @@ def test_groups_are_reset_if_a_restore_finds_nothing_of_a_log(harness, tmp_path,
     harness.broker.close()
     data, lost = harness.root / "data", harness.root / "lost"
     data.rename(lost)
-    TRUNCATIONS.write(lost, {cut: 10})
+    TRUNCATIONS.write_document(lost, {cut: 10})
     shutil.rmtree(lost / "local-0")
     tail = lost if has_tail else None
     options = RestoreOptions(data_dir=data, gap=10, clock=lambda: 0, tail=tail)

@@ -17,7 +17,7 @@ def stopped(harness):
     harness.produce("t", [b"before"])
     harness.produce_idempotent(sequence=0)
     harness.offload()
-    harness.broker.partition("t", 0).log.delete_local(2)
+    harness.broker.partition("t", 0).upkeep.delete_local(2)
     harness.broker.close()
     return harness
 

@@ -16,7 +16,7 @@ from tests.fakes.compacted_topics import (
 from tests.fakes.faulty_object_store import FailsAfter
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.manifest.store import UNRECORDED_COMMITS_MAX
-from tierlog.record_format.errors import OutcomeUnknownError, StoreUnavailable
+from tierlog.record_format.errors import OutcomeUnknownError
 from tierlog.repair.verify import verify_topic
 
 
@@ -31,27 +31,27 @@ def uncertain(harness):
     resize(partition, 1 << 20)  # so that compaction merges segments
     compacted(harness, "t")
     offload(harness, "t")
-    known = partition.cold.end_offset
+    known = partition.cold_end_offset
     harness.stop_copying()
     resize(partition, 4096)
     for number in range(20):
         pairs = [(b"other-%d" % (number % 3 + i), b"%d" % number * 40) for i in range(10)]
         result = put(harness, "t", pairs)
         last |= {key: (result.base_offset + i, value) for i, (key, value) in enumerate(pairs)}
-    partition.log.roll()
+    partition.upkeep.roll()
     resize(partition, 1 << 20)
-    (first, *_) = [view for view in partition.log.segments() if view.base_offset >= known]
+    (first, *_) = [view for view in partition.local_segments() if view.base_offset >= known]
     harness.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)
-    with pytest.raises(StoreUnavailable):
-        losing_responses(harness, lambda: partition.cold.offload(files_of(partition, first)))
-    assert partition.cold.end_offset == known
+    with pytest.raises(OutcomeUnknownError):
+        losing_responses(harness, lambda: partition._cold.offload(files_of(partition, first)))
+    assert partition.cold_end_offset == known
     harness.last = last
     return harness
 
 
 def resize(partition, segment_bytes):
-    config = {**partition.log.config.overrides, "segment.bytes": segment_bytes}
-    partition.log.update_config(LogConfig.parse(config))
+    config = {**partition.config.overrides, "segment.bytes": segment_bytes}
+    partition._log.update_config(LogConfig.parse(config))
 
 
 def losing_responses(harness, call):
@@ -73,12 +73,12 @@ def losing_responses(harness, call):
 
 
 def files_of(partition, view):
-    return partition.log.sealed.prepare_upload(view.base_offset)
+    return partition._log.sealed.prepare_upload(view.base_offset)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_compaction_after_a_commit_of_unknown_outcome_is_mirrored(uncertain, restarted):
-    log = uncertain.broker.partition("t", 0).log
+    log = uncertain.broker.partition("t", 0)._log
     before = log.size_bytes
     uncertain.broker.background.compactor.run_round()
     assert log.size_bytes < before
@@ -95,15 +95,17 @@ def test_compaction_after_a_commit_of_unknown_outcome_is_mirrored(uncertain, res
 
 def test_repeated_commits_of_unknown_outcome_do_not_look_like_an_older_copy(harness):
     harness.broker.create_topic("t", config={"segment.bytes": 4096, "retention.ms": -1})
-    harness.wait_for(lambda: harness.broker.partition("t", 0).cold.ownership.claimed)
+    harness.wait_for(lambda: harness.broker.partition("t", 0).is_claimed)
     harness.stop_copying()
     for _ in range(20):
         harness.produce("t", [b"x" * 100] * 10)
     partition = harness.broker.partition("t", 0)
-    for view in partition.log.segments()[: UNRECORDED_COMMITS_MAX + 1]:
+    for view in partition.local_segments()[: UNRECORDED_COMMITS_MAX + 1]:
         harness.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)
-        with pytest.raises(StoreUnavailable):
-            losing_responses(harness, lambda v=view: partition.cold.offload(files_of(partition, v)))
+        with pytest.raises(OutcomeUnknownError):
+            losing_responses(
+                harness, lambda v=view: partition._cold.offload(files_of(partition, v))
+            )
         harness.set_down(False)
     harness.restart()
     harness.broker.partition("t", 0).claim()
@@ -116,8 +118,8 @@ def test_a_claim_of_unknown_outcome_is_repeated(harness):
     harness.set_down(False)
     partition = harness.broker.partition("t", 0)
     harness.store.fail("put", FailsAfter(), when=lambda key: "/manifest/" in key)
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(OutcomeUnknownError):
         losing_responses(harness, partition.claim)
     harness.set_down(False)
     partition.claim()
-    assert partition.cold.ownership.claimed
+    assert partition.is_claimed

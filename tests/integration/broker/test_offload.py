@@ -112,7 +112,7 @@ def test_a_failed_upload_of_one_partition_is_logged(harness, copier_of):
 
 def test_a_corrupt_segment_is_read_again_less_and_less_often(harness, copier_of):
     copier, partition = copier_of(1), harness.broker.partition("a", 0)
-    flip(partition.log.segments()[0].path, 100)
+    flip(partition.local_segments()[0].path, 100)
     waits = []
     for _ in range(12):
         with capture_logs() as lines:
@@ -130,11 +130,11 @@ def test_segments_after_a_corrupt_one_do_not_wait_once_it_is_trimmed(
 ):
     monkeypatch.setattr("tierlog.broker.background.copier.FIRST_WAIT_S", 600.0)
     copier, partition = copier_of(1), harness.broker.partition("a", 0)
-    flip(partition.log.segments()[0].path, 100)
+    flip(partition.local_segments()[0].path, 100)
     copier.run_round()
     assert copier.wait_until_idle(timeout_s=20)
     assert copier.blocked().keys() == {partition}
-    harness.broker.trim("a", 0, partition.log.base_offsets[1])
+    harness.broker.trim("a", 0, partition._log.base_offsets[1])
     copier.run_round()
     assert copier.wait_until_done([partition], timeout_s=20)
     assert not copier.blocked()
@@ -149,7 +149,7 @@ def test_an_offload_that_waits_collects_no_garbage(harness, monkeypatch):
     monkeypatch.setattr(janitor, "_clock", lambda: wall_clock_ms() + 2 * DAY_MS)  # it is due
     collected = []
     monkeypatch.setattr(
-        partition.cold, "collect_garbage", lambda policy: collected.append(policy) or 0
+        partition._cold, "collect_garbage", lambda policy: collected.append(policy) or 0
     )
     harness.offload()
     assert not collected
@@ -161,14 +161,14 @@ def test_segments_after_a_trim_are_uploaded_before_the_trim_reaches_the_bucket(h
     """The log start has moved and local files are deleted; the bucket has no trim yet."""
     copier, partition = copier_of(concurrency=1), harness.broker.partition("a", 0)
     partition.claim()
-    start = partition.log.base_offsets[1]
+    start = partition._log.base_offsets[1]
     harness.broker.checkpoints.move_log_start(partition, start)
-    partition.log.delete_local(start)
+    partition.upkeep.delete_local(start)
     with capture_logs() as lines:
         copier.run_round()
         assert copier.wait_until_done([partition], timeout_s=20)
     assert not [line for line in lines if line["event"] == "offload failed, will retry"]
-    assert partition.cold.manifest.log_start_offset == start
+    assert partition.manifest.log_start_offset == start
 
 
 def test_a_sealed_but_unflushed_segment_waits_without_an_error(harness, copier_of):
@@ -179,11 +179,11 @@ def test_a_sealed_but_unflushed_segment_waits_without_an_error(harness, copier_o
         partition.append(batches, acks=Acks.LEADER).result(10)
     copier.run_round()
     assert copier.wait_until_idle(timeout_s=20)
-    assert (copier.blocked(), partition.cold.end_offset) == ({}, 0)
-    partition.log.writer.flush()
+    assert (copier.blocked(), partition.cold_end_offset) == ({}, 0)
+    partition._log.writer.flush()
     copier.run_round()
     assert copier.wait_until_done([partition], timeout_s=20)
-    assert partition.cold.end_offset == partition.log.active_base_offset > 0
+    assert partition.cold_end_offset == partition._log.active_base_offset > 0
 
 
 def test_a_commit_stored_with_wrong_bytes_does_not_count(harness, copier_of):
@@ -192,8 +192,8 @@ def test_a_commit_stored_with_wrong_bytes_does_not_count(harness, copier_of):
     partition.claim()
     harness.store.fail("put", WrongBytes(200), when=lambda key: "/manifest/" in key)
     with pytest.raises(CorruptManifest):
-        partition.cold.offload(partition.log.sealed.prepare_upload(0))
-    assert partition.cold.end_offset == removable_end(partition) == 0
+        partition._cold.offload(partition._log.sealed.prepare_upload(0))
+    assert partition.cold_end_offset == removable_end(partition) == 0
 
 
 def test_no_segment_is_deleted_by_a_commit_that_is_not_recorded_locally(harness, monkeypatch):
@@ -204,20 +204,20 @@ def test_no_segment_is_deleted_by_a_commit_that_is_not_recorded_locally(harness,
     fill(harness, "t", segments=3)
     partition = harness.broker.partition("t", 0)
     with monkeypatch.context() as disk:
-        disk.setattr(partition.cold.bucket_state, "_write", no_room)
+        disk.setattr(partition._cold.bucket_state, "_write", no_room)
         harness.copy_sealed()
         run_janitor(harness.broker)
-        assert (partition.cold.end_offset, partition.log.first_local_offset) == (0, 0)
+        assert (partition.cold_end_offset, partition.first_local_offset) == (0, 0)
     harness.copy_sealed()
     run_janitor(harness.broker)
-    assert partition.cold.end_offset == partition.log.first_local_offset > 0
+    assert partition.cold_end_offset == partition.first_local_offset > 0
 
 
 def test_a_hanging_upload_does_not_block_other_partitions(harness, copier_of, monkeypatch):
     copier, released = copier_of(2), threading.Event()
     (stuck,) = partitions(harness, "a")
-    offload = stuck.cold.offload
-    monkeypatch.setattr(stuck.cold, "offload", lambda files: released.wait(20) and offload(files))
+    offload = stuck._cold.offload
+    monkeypatch.setattr(stuck._cold, "offload", lambda files: released.wait(20) and offload(files))
     copier.run_round()
     assert copier.wait_until_done(partitions(harness, "b"), timeout_s=10)
     assert copier.progress([stuck]).uploaded_segments == 0
@@ -237,7 +237,7 @@ def test_an_idle_partition_is_offloaded_within_offload_max_lag_ms(harness):
     harness.restart(retention_check_interval_ms=20)
     harness.broker.create_topic("t", config={"offload.max.lag.ms": 20})
     harness.produce("t", [b"the last for a long while"])
-    cold = harness.broker.partition("t", 0).cold
+    cold = harness.broker.partition("t", 0)._cold
     harness.wait_for(lambda: cold.end_offset == 1)
     assert harness.broker.storage_report().offload_lag_ms == 0
 
@@ -259,8 +259,8 @@ def test_a_log_that_frees_nothing_does_not_keep_others_from_freeing_disk(
 
     monkeypatch.setattr(PartitionLog, "delete_local", delete_local_except_a)
     assert harness.broker.background.janitor.relieve_disk(1)
-    assert harness.broker.partition("a", 0).log.first_local_offset == 0
-    assert harness.broker.partition("b", 0).log.first_local_offset > 0
+    assert harness.broker.partition("a", 0).first_local_offset == 0
+    assert harness.broker.partition("b", 0).first_local_offset > 0
 
 
 @pytest.mark.parametrize(
@@ -278,29 +278,29 @@ def test_a_due_roll_that_a_full_disk_refuses_does_not_stop_retention(
     with monkeypatch.context() as disk:
         disk.setattr(roll, "create_segment", no_room)
         run_janitor(harness.broker)
-    left = harness.broker.partition("a", 0).log.segments()
+    left = harness.broker.partition("a", 0).local_segments()
     assert [view.active for view in left] == [True]
     run_janitor(harness.broker)
-    assert harness.broker.partition("a", 0).log.active_ms == 0  # rolled
+    assert harness.broker.partition("a", 0)._log.active_ms == 0  # rolled
 
 
 def test_no_segment_is_deleted_below_a_log_start_that_is_not_durable(harness, monkeypatch):
     """The checkpoint of a trim could not be written to a full disk."""
     harness.broker.create_topic("a", config=SMALL)
-    harness.wait_for(lambda: harness.broker.partition("a", 0).cold.ownership.claimed)
+    harness.wait_for(lambda: harness.broker.partition("a", 0).is_claimed)
     for task in harness.broker.background._tasks:
         task.stop(10)
     assert harness.broker.background.copier.wait_until_idle(timeout_s=20)
     fill(harness, "a", segments=3)
     partition, janitor = harness.broker.partition("a", 0), harness.broker.background.janitor
-    before = [one.base_offset for one in partition.log.segments()]
+    before = [one.base_offset for one in partition.local_segments()]
 
     with monkeypatch.context() as disk:
         disk.setattr(harness.broker.folder, "write_checkpoint", no_room)
         with pytest.raises(DiskFull):
             harness.broker.trim("a", 0, before[1])
         assert not janitor.relieve_disk(1)
-        assert partition.log.first_local_offset == 0
+        assert partition.first_local_offset == 0
     shutil.copytree(harness.root / "data", harness.root / "crashed")
     harness.broker.close()
     shutil.rmtree(harness.root / "data")
@@ -308,7 +308,7 @@ def test_no_segment_is_deleted_below_a_log_start_that_is_not_durable(harness, mo
     harness.broker = harness.open()
     assert len(harness.records("a")) == 10 * 3 * 4
     harness.broker.trim("a", 0, before[1])
-    assert harness.broker.partition("a", 0).log.first_local_offset == before[1]
+    assert harness.broker.partition("a", 0).first_local_offset == before[1]
 
 
 def test_a_topic_trimmed_within_a_segment_can_become_compacted(harness):
@@ -318,7 +318,7 @@ def test_a_topic_trimmed_within_a_segment_can_become_compacted(harness):
     harness.broker.trim("a", 0, 5)
     harness.broker.alter_topic("a", config={"cleanup.policy": "compact"})
     partition = harness.broker.partition("a", 0)
-    partition.log.delete_local(partition.log.segments()[1].base_offset)
+    partition.upkeep.delete_local(partition.local_segments()[1].base_offset)
     harness.broker.alter_topic("a", config={"cleanup.policy": "delete"})
     with pytest.raises(InvalidConfig, match="only in the bucket") as refused:
         harness.broker.alter_topic("a", config={"cleanup.policy": "compact"})
@@ -345,7 +345,7 @@ def test_a_corrupt_segment_that_was_uploaded_frees_disk(harness):
     rotten.write_bytes(bytes(64) + rotten.read_bytes()[64:])
     harness.broker = harness.open()
     assert harness.broker.background.janitor.relieve_disk(1)
-    assert harness.broker.partition("a", 0).log.first_local_offset > 0
+    assert harness.broker.partition("a", 0).first_local_offset > 0
 
 
 def test_all_uploads_pass_the_configured_throttle(harness, monkeypatch):
@@ -376,7 +376,7 @@ def test_all_uploads_pass_the_configured_throttle(harness, monkeypatch):
 def claimed_topic(harness):
     """An offloaded topic, and a function that turns its remote storage off."""
     harness.broker.create_topic("t", config=LITTLE_LOCAL)
-    harness.wait_for(lambda: harness.broker.partition("t", 0).cold.ownership.claimed)
+    harness.wait_for(lambda: harness.broker.partition("t", 0).is_claimed)
     return lambda: harness.broker.alter_topic("t", config={"remote.storage.enable": False})
 
 
@@ -385,7 +385,7 @@ def test_records_written_after_disabling_remote_storage_stay_on_disk(harness):
     for number in range(20):
         harness.produce("t", [b"%d" % number * 100 for _ in range(10)])
     harness.offload()
-    assert harness.broker.partition("t", 0).cold.end_offset == 0
+    assert harness.broker.partition("t", 0).cold_end_offset == 0
     (reported,) = harness.broker.storage_report().topics
     assert (reported.offload_lag_bytes, reported.offload_lag_segments) == (0, 0)
     assert reported.offload_lag_ms == 0
@@ -401,15 +401,15 @@ def test_records_written_before_enabling_remote_storage_are_offloaded(harness, w
         harness.restart()
     else:
         harness.broker.create_topic("t", config={**LITTLE_LOCAL, "remote.storage.enable": False})
-    assert (harness.broker.partition("t", 0).cold is not None) is was_claimed
+    assert harness.broker.partition("t", 0).has_bucket is was_claimed
     for number in range(20):
         harness.produce("t", [b"%d" % number * 100 for _ in range(10)])
     harness.broker.trim("t", 0, 15)
     harness.broker.alter_topic("t", config={"remote.storage.enable": True})
     harness.offload()
     partition = harness.broker.partition("t", 0)
-    assert partition.cold.end_offset == 200
-    assert partition.log.local_log_start_offset > 15
+    assert partition.cold_end_offset == 200
+    assert partition.offsets().local_log_start_offset > 15
     harness.restart()
     assert [record.offset for record in harness.records("t", offset=15)] == list(range(15, 200))
     assert verify_topic(harness.broker, "t", deep=True).ok
@@ -424,13 +424,13 @@ def test_an_unrecorded_upload_is_found_again_after_disabling_remote_storage(harn
 
     with monkeypatch.context() as full:
         full.setattr("tierlog.broker.data_folder.write_durably", no_room)
-        cold = harness.copy_sealed().cold
+        cold = harness.copy_sealed()._cold
     assert (cold.end_offset, cold.load_newest().end_offset > 0) == (0, True)
     turn_off()
     harness.restart()
     harness.claim()
     harness.broker.trim("t", 0, 200)
-    assert harness.broker.partition("t", 0).cold.load_newest().log_start_offset == 200
+    assert harness.broker.partition("t", 0)._cold.load_newest().log_start_offset == 200
 
 
 def test_a_segment_uploaded_while_remote_storage_is_disabled_is_read_from_the_bucket(
@@ -449,7 +449,7 @@ def test_a_segment_uploaded_while_remote_storage_is_disabled_is_read_from_the_bu
     harness.upload_sealed()
     partition = harness.broker.partition("t", 0)
     harness.broker.background.janitor.maintain(partition)
-    assert 0 < partition.log.local_log_start_offset == partition.cold.end_offset < 200
+    assert 0 < partition.offsets().local_log_start_offset == partition.cold_end_offset < 200
     harness.restart()
     assert [record.offset for record in harness.records("t")] == list(range(200))
     assert verify_topic(harness.broker, "t", deep=True).ok
@@ -469,7 +469,7 @@ def test_work_that_waits_for_the_store_changes_nothing_after_a_stop(harness, mon
         assert released.wait(20)
 
     for partition in partitions(harness, "t"):
-        monkeypatch.setattr(partition.cold, "follow_log_start", slow)
+        monkeypatch.setattr(partition._cold, "follow_log_start", slow)
     with ThreadPoolExecutor(1) as pool:
         late = pool.submit(run_janitor, harness.broker)
         assert waiting.wait(20)
@@ -500,7 +500,7 @@ def test_a_stop_does_not_wait_for_uploads_and_the_next_start_resumes(harness):
     (partition,) = partitions(harness, "t")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(harness.broker.offload, "t", wait_ms=3_600_000)
-        harness.wait_for(lambda: bool(partition.cold._uploading))
+        harness.wait_for(lambda: bool(partition._cold._uploading))
         harness.broker.close()
         assert waiting.result(10).remaining_segments > 0
     harness.broker = harness.open()
@@ -513,17 +513,17 @@ def test_a_stopped_copier_claims_no_more_partitions(harness, copier_of, monkeypa
     first, second = [*partitions(harness, "a"), *partitions(harness, "b")]
     for one in first, second:
 
-        def slow_claim(claim=one.cold.ownership.claim, **ends):
+        def slow_claim(claim=one._cold.ownership.claim, **ends):
             entered.set()
             return released.wait(20) and claim(**ends)
 
-        monkeypatch.setattr(one.cold.ownership, "claim", slow_claim)
+        monkeypatch.setattr(one._cold.ownership, "claim", slow_claim)
     copier.run_round()
     assert entered.wait(20)
     copier.stop()
     released.set()
     assert copier.wait_until_idle(timeout_s=20)
-    assert [one.cold.ownership.claimed for one in (first, second)].count(True) == 1
+    assert [one.is_claimed for one in (first, second)].count(True) == 1
 
 
 def test_logs_are_closed_in_parallel(harness, monkeypatch):
@@ -570,12 +570,12 @@ def test_background_work_stops_within_the_remaining_shutdown_timeout(harness, mo
 
 def test_deleting_a_topic_ends_a_waiting_offload(harness):
     harness.broker.create_topic("t", config=SMALL)
-    harness.wait_for(lambda: harness.broker.partition("t", 0).cold.ownership.claimed)
+    harness.wait_for(lambda: harness.broker.partition("t", 0).is_claimed)
     harness.set_down(True)
     fill(harness, "t", segments=1)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(harness.broker.offload, "t", wait_ms=60_000)
-        harness.wait_for(lambda: harness.broker.partition("t", 0).log.active_base_offset > 0)
+        harness.wait_for(lambda: harness.broker.partition("t", 0)._log.active_base_offset > 0)
         harness.broker.delete_topic("t")
         with pytest.raises(UnknownTopic):
             waiting.result(20)

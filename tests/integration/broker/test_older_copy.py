@@ -19,7 +19,7 @@ def copied(harness, tmp_path):
     harness.broker.create_topic("t", config={"retention.ms": -1})
     harness.stop_copying()
     harness.produce("t", [b"x"] * 20)
-    harness.broker.partition("t", 0).log.roll()
+    harness.broker.partition("t", 0).upkeep.roll()
     harness.broker.bucket.publish_topics(harness.broker.registry)
     harness.copy_sealed()
     harness.broker.checkpoints.save()
@@ -71,7 +71,7 @@ def test_an_older_copy_that_reuses_epochs_stays_fenced(copied, restarts):
     owner = copied.broker.folder.owner
     for _ in range(restarts):
         copied.restart()
-        copied.wait_for(lambda: copied.broker.partition("t", 0).cold.ownership.claimed)
+        copied.wait_for(lambda: copied.broker.partition("t", 0).is_claimed)
     assert copied.produce("t", [b"acknowledged"]).base_offset == 20
     copied.broker.close()
     put_back_in_place(copied)
@@ -101,7 +101,7 @@ def test_a_copy_taken_during_a_claim_is_fenced(copied, monkeypatch):
 
     monkeypatch.setattr(copied.store, "put", put_and_copy, raising=False)
     copied.set_down(False)
-    copied.wait_for(lambda: copied.broker.partition("t", 0).cold.ownership.claimed)
+    copied.wait_for(lambda: copied.broker.partition("t", 0).is_claimed)
     copied.stop_copying()
     write_more_and_lose_the_folder(copied, commits=2)
     copied.broker = copied.open()
@@ -111,7 +111,7 @@ def test_a_copy_taken_during_a_claim_is_fenced(copied, monkeypatch):
 
 def test_a_copy_that_reused_an_epoch_is_rejected_as_the_tail_of_a_restore(copied, tmp_path):
     copied.restart()
-    copied.wait_for(lambda: copied.broker.partition("t", 0).cold.ownership.claimed)
+    copied.wait_for(lambda: copied.broker.partition("t", 0).is_claimed)
     copied.produce("t", [b"acknowledged"])
     copied.broker.close()
     put_back_in_place(copied)

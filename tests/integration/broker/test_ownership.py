@@ -34,7 +34,7 @@ def offloaded(harness):
 
 def claim_with_a_copy(harness, tmp_path):
     copy = BrokerHarness(harness.copy_to(tmp_path / "copy"))
-    copy.wait_for(lambda: copy.broker.partition("t", 0).cold.ownership.claimed)
+    copy.wait_for(lambda: copy.broker.partition("t", 0).is_claimed)
     copy.broker.close()
 
 
@@ -110,7 +110,7 @@ def test_an_unrecorded_claim_is_recognized_after_two_restarts(harness, monkeypat
     harness.restart()
     harness.produce("t", [b"more"])
     harness.offload()
-    assert harness.broker.partition("t", 0).cold.ownership.claimed
+    assert harness.broker.partition("t", 0).is_claimed
 
 
 def test_epochs_written_during_a_store_outage_reach_the_bucket(harness):
@@ -119,7 +119,7 @@ def test_epochs_written_during_a_store_outage_reach_the_bucket(harness):
         harness.produce("t", [b"x"])
         harness.restart(down=down)
     assert harness.broker.offload("t", wait_ms=20_000).remaining_segments == 0
-    starts = harness.broker.partition("t", 0).cold.manifest.epochs
+    starts = harness.broker.partition("t", 0).manifest.epochs
     assert [(e.epoch, e.start_offset) for e in starts] == [(1, 0), (2, 1), (3, 2), (4, 3)]
 
 
@@ -211,7 +211,7 @@ def test_fence_checks_run_in_parallel(harness, monkeypatch):
 
 def test_a_late_commit_writes_nothing_to_a_closed_folder(harness):
     offloaded(harness)
-    cold = harness.broker.partition("t", 0).cold
+    cold = harness.broker.partition("t", 0)._cold
     harness.broker.close()
     noted = cold.bucket_state._path.read_bytes()
     with pytest.raises(ShuttingDown):
@@ -248,7 +248,7 @@ def test_altering_a_topic_during_its_claim_reaches_the_bucket(harness, monkeypat
 
     monkeypatch.setattr(store, "list", claim_and_list)
     broker.bucket.publish_topics(broker.registry)
-    assert broker.partition("t", 0).cold.ownership.claimed
+    assert broker.partition("t", 0).is_claimed
     assert not broker.registry.by_name("t").dirty
 
 
@@ -267,4 +267,4 @@ def test_trimming_a_partition_during_its_claim_reaches_the_bucket(harness, monke
 
     monkeypatch.setattr(Ownership, "claim", trim_and_claim)
     partition.claim()
-    assert partition.cold.manifest.log_start_offset == 7
+    assert partition.manifest.log_start_offset == 7

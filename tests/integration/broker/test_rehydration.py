@@ -18,7 +18,6 @@ from tests.fakes.damage import flip
 from tests.fakes.records import iter_records
 from tests.integration.broker.test_adopt import copy_of_kafka
 from tests.integration.repair.test_restore import GAP, Restored
-from tierlog.broker.background.compactor import cold_only, has_cold_only
 from tierlog.broker.broker import Broker
 from tierlog.broker.groups import NewOffset
 from tierlog.broker.settings import BrokerSettings
@@ -39,7 +38,7 @@ def last_values(harness):
     last = fill(harness, "t", 300)
     compacted(harness, "t")
     last |= fill(harness, "t", 200, keys=30, seed=2)
-    harness.broker.partition("t", 0).log.roll()
+    harness.broker.partition("t", 0).upkeep.roll()
     offload(harness, "t")
     harness.broker.close()
     return last
@@ -57,13 +56,13 @@ def partition_of(harness):
 
 
 def test_a_restored_topic_is_rehydrated_and_compacted(restored, last_values):
-    end = partition_of(restored).log.log_start_offset + 500 + GAP
-    assert partition_of(restored).log.local_log_start_offset == end
+    end = partition_of(restored).log_start_offset + 500 + GAP
+    assert partition_of(restored).offsets().local_log_start_offset == end
     last = last_values | fill(restored, "t", 200, keys=10, seed=3)
-    partition_of(restored).log.roll()
+    partition_of(restored).upkeep.roll()
     restored.broker.background.compactor.run_round()
-    log = partition_of(restored).log
-    assert not has_cold_only(partition_of(restored))
+    log = partition_of(restored)._log
+    assert not partition_of(restored).compaction.has_cold_only()
     assert log.first_local_offset < 500
     records = restored.records("t")
     assert last_of(records) == last
@@ -73,12 +72,12 @@ def test_a_restored_topic_is_rehydrated_and_compacted(restored, last_values):
 def test_nothing_is_missing_any_more_if_retention_was_faster(restored):
     compactor = restored.broker.background.compactor
     compactor._rehydrate_all()
-    assert not has_cold_only(partition_of(restored))
+    assert not partition_of(restored).compaction.has_cold_only()
     compactor._rehydrate(partition_of(restored), stopping=lambda: False)
 
 
 def test_a_topic_can_be_altered_before_it_is_rehydrated(restored):
-    assert has_cold_only(partition_of(restored))
+    assert partition_of(restored).compaction.has_cold_only()
     restored.broker.alter_topic("t", config={"max.message.bytes": 12345}, partitions=2)
     topic = restored.broker.topic("t")
     assert topic.config.max_message_bytes == 12345
@@ -90,9 +89,9 @@ def test_a_topic_can_be_altered_before_it_is_rehydrated(restored):
 def test_a_transaction_aborted_in_a_later_segment_stays_aborted(tmp_path):
     harness = BrokerHarness(copy_of_kafka(tmp_path, "txn-0", clean=True))
     harness.broker.alter_topic("txn", config=COMPACT | {"min.cleanable.dirty.ratio": 1.0})
-    harness.broker.partition("txn", 0).log.roll()
+    harness.broker.partition("txn", 0).upkeep.roll()
     offload(harness, "txn")
-    log = harness.broker.partition("txn", 0).log
+    log = harness.broker.partition("txn", 0)._log
     end, borders = log.high_watermark, log.base_offsets
     aborted = log.aborted_transactions(0, end)
     assert any(
@@ -101,7 +100,7 @@ def test_a_transaction_aborted_in_a_later_segment_stays_aborted(tmp_path):
     harness.broker.close()
     restored = Restored(tmp_path / "restored", harness)
     restored.broker.background.compactor._rehydrate_all()
-    assert restored.broker.partition("txn", 0).log.aborted_transactions(0, end) == aborted
+    assert restored.broker.partition("txn", 0)._log.aborted_transactions(0, end) == aborted
     restored.broker.close()
 
 
@@ -109,7 +108,7 @@ def test_a_segment_before_a_gap_that_was_trimmed_does_not_keep_the_next_on_disk(
     """Its last record is below the log start, its last offset is not."""
     restored.broker.background.compactor._rehydrate_all()
     fill(restored, "t", 20)
-    log = partition_of(restored).log
+    log = partition_of(restored)._log
     log.roll()
     offload(restored, "t")
     restored.broker.trim("t", 0, 507)
@@ -125,7 +124,7 @@ def test_a_reader_at_the_end_crosses_the_gap_before_new_records(restored):
     partition = partition_of(restored)
     before = partition.read(500, max_bytes=1 << 20)
     restored.broker.background.compactor._rehydrate_all()
-    assert partition.log.first_local_offset < 500
+    assert partition.first_local_offset < 500
     for offset in (500, 600):
         found = partition.read(offset, max_bytes=1 << 20)
         assert (found.slices, found.next_offset) == ((), before.next_offset)
@@ -142,7 +141,7 @@ def test_compaction_is_mirrored_across_the_gap_and_a_restart(restored, last_valu
     compact_all(restored)
     offload(restored, "t")
     assert last_of(restored.records("t")) == last_of(cold_records(restored, "t")) == last
-    gap_end = partition_of(restored).cold.manifest.gaps[0].end_offset
+    gap_end = partition_of(restored).manifest.gaps[0].end_offset
     entries = partition_of(restored).cold_entries(0)
     assert not [one for one in entries if one.base_offset < gap_end <= one.last_offset]
     report = verify_topic(restored.broker, "t", deep=True)
@@ -150,14 +149,14 @@ def test_compaction_is_mirrored_across_the_gap_and_a_restart(restored, last_valu
 
 
 def compact_all(harness):
-    partition_of(harness).log.roll()
+    partition_of(harness).upkeep.roll()
     harness.broker.background.compactor.run_round()
 
 
 def test_a_segment_rehydrated_from_before_its_compaction_is_compacted_again(harness):
     harness.broker.create_topic("t", config=COMPACT)
     last = fill(harness, "t", 300)
-    partition_of(harness).log.roll()
+    partition_of(harness).upkeep.roll()
     offload(harness, "t")
     harness.stop_copying()  # compaction is not mirrored
     folder = compacted(harness, "t").folder
@@ -167,9 +166,9 @@ def test_a_segment_rehydrated_from_before_its_compaction_is_compacted_again(harn
         file.unlink()
     harness.broker = harness.open()
     partition = partition_of(harness)
-    assert has_cold_only(partition)
+    assert partition.compaction.has_cold_only()
     harness.broker.background.compactor.run_round()
-    assert not has_cold_only(partition)
+    assert not partition.compaction.has_cold_only()
     records = harness.records("t")
     assert last_of(records) == last
     assert len(records) == len(last), "no old value came back"
@@ -177,17 +176,17 @@ def test_a_segment_rehydrated_from_before_its_compaction_is_compacted_again(harn
 
 def test_rehydrated_segments_match_the_manifest(restored):
     partition = partition_of(restored)
-    in_bucket = list(cold_only(partition))
-    first_local = partition.log.first_local_offset
+    in_bucket = list(partition.compaction.cold_only())
+    first_local = partition.first_local_offset
     assert len(in_bucket) > 3
     restored.broker.background.compactor._rehydrate(partition, stopping=lambda: False)
-    local = [view for view in partition.log.segments() if view.base_offset < first_local]
+    local = [view for view in partition.local_segments() if view.base_offset < first_local]
     assert [view.base_offset for view in local] == [entry.base_offset for entry in in_bucket]
     for view, entry in zip(local, in_bucket, strict=True):
-        assert partition.log.sealed.crc32c(view.base_offset) == entry.log_crc32c
+        assert partition._log.sealed.crc32c(view.base_offset) == entry.log_crc32c
         assert view.path.stat().st_mtime_ns // 1_000_000 == entry.modified_ms
-    assert partition.log.sealed.mirrored
-    assert partition.log.epochs[0].epoch == in_bucket[0].leader_epoch
+    assert partition.is_mirrored
+    assert partition._log.epochs[0].epoch == in_bucket[0].leader_epoch
 
 
 def test_a_deleted_value_that_is_rehydrated_does_not_come_back_in_the_bucket(harness, tmp_path):
@@ -196,17 +195,17 @@ def test_a_deleted_value_that_is_rehydrated_does_not_come_back_in_the_bucket(har
     harness.stop_copying()
     harness.broker.bucket.publish_topics(harness.broker.registry)
     put(harness, "t", [(b"deleted", b"d" * 2500), (b"kept", b"k")])
-    partition_of(harness).log.roll()
+    partition_of(harness).upkeep.roll()
     harness.copy_sealed()
     deletion = put(harness, "t", [(b"deleted", None), (b"last", b"k")])
     compacted(harness, "t")
     put(harness, "t", [(b"new", b"n")])
-    partition_of(harness).log.roll()
+    partition_of(harness).upkeep.roll()
     harness.broker.close()
     new = Restored(tmp_path / "new", harness, tail=harness.root / "data", start=False)
     settings = BrokerSettings(data_dir=new.root / "data", disk_reserve_bytes=0)
     new.broker = Broker.open_idle(settings, store=open_store(f"file://{new.root / 'bucket'}"))
-    cold, found = partition_of(new).cold, []
+    cold, found = partition_of(new)._cold, []
     record_manifest = cold.bucket_state.record_manifest
 
     def look(manifest):
@@ -230,8 +229,8 @@ def test_a_crash_during_rehydration_leaves_only_whole_segments(restored, tmp_pat
     def copy_folder():
         if len(copies) == 16:  # three segments and the start of a fourth
             return
-        copies.append(tmp_path / f"copy-{len(copies)}" / partition.log.folder.name)
-        shutil.copytree(partition.log.folder, copies[-1])
+        copies.append(tmp_path / f"copy-{len(copies)}" / partition.folder.name)
+        shutil.copytree(partition.folder, copies[-1])
 
     class WatchedDisk(type(REAL_DISK)):
         def rename(self, source, target):
@@ -242,21 +241,21 @@ def test_a_crash_during_rehydration_leaves_only_whole_segments(restored, tmp_pat
             copy_folder()
             super().sync_folder(path)
 
-    monkeypatch.setattr(partition.log._state, "disk", WatchedDisk())
-    entries = list(cold_only(partition))
+    monkeypatch.setattr(partition._log._state, "disk", WatchedDisk())
+    entries = list(partition.compaction.cold_only())
     restored.broker.background.compactor._rehydrate(partition, stopping=lambda: False)
-    bases = {entry.base_offset for entry in entries} | {partition.log._state.segments.bases[-1]}
+    bases = {entry.base_offset for entry in entries} | {partition._log._state.segments.bases[-1]}
     assert len(copies) == 16
     for copy in copies:
         log = PartitionLog.open(
             copy,
             topic="t",
             partition=0,
-            topic_id=partition.log.topic_id,
-            config=partition.log.config,
+            topic_id=partition.topic_id,
+            config=partition.config,
             clock=lambda: 0,
             request=OpenRequest(
-                clean=False, recovery_point=partition.log.recovery_point, log_start_offset=0
+                clean=False, recovery_point=partition.high_watermark, log_start_offset=0
             ),
         )
         assert log.first_local_offset in bases
@@ -269,7 +268,7 @@ def test_a_crash_during_rehydration_leaves_only_whole_segments(restored, tmp_pat
 def read_all(log, offset):
     found = []
     while offset < log.high_watermark:
-        read = log.read(offset, max_bytes=1 << 20)
+        read = log.read_hot(offset, max_bytes=1 << 20)
         found += iter_records(b"".join(piece.read() for piece in read.slices), from_offset=offset)
         if read.next_offset == offset:
             break
@@ -279,22 +278,22 @@ def read_all(log, offset):
 
 def test_a_corrupt_object_is_rejected_and_later_ones_are_rehydrated(restored, last_values):
     partition = partition_of(restored)
-    entries = list(cold_only(partition))
+    entries = list(partition.compaction.cold_only())
     path = restored.root / "bucket" / partition.object_key(entries[1].log_key)
     path.chmod(0o644)
     flip(path, -1)
     restored.broker.background.compactor.run_round()
-    assert partition.log.first_local_offset == entries[2].base_offset
+    assert partition.first_local_offset == entries[2].base_offset
     assert restored.broker.background.compactor._backoff
     assert not list((restored.root / "data" / "tierlog" / "scratch" / "bring-back").glob("*"))
 
 
 def test_rehydration_is_retried_after_a_store_outage_or_a_full_disk(restored, monkeypatch):
     partition = partition_of(restored)
-    entries = list(cold_only(partition))
+    entries = list(partition.compaction.cold_only())
     restored.set_down(True)
     restored.broker.background.compactor.run_round()
-    assert list(cold_only(partition)) == entries
+    assert list(partition.compaction.cold_only()) == entries
     restored.set_down(False)
     restored.broker.background.compactor._backoff.clear()
 
@@ -303,16 +302,16 @@ def test_rehydration_is_retried_after_a_store_outage_or_a_full_disk(restored, mo
 
     monkeypatch.setattr(restored.broker.background.compactor._rehydrate, "_check_room", no_room)
     restored.broker.background.compactor.run_round()
-    assert list(cold_only(partition)) == entries
+    assert list(partition.compaction.cold_only()) == entries
     monkeypatch.undo()
     restored.broker.background.compactor._backoff.clear()
     restored.broker.background.compactor.run_round()
-    assert not has_cold_only(partition)
+    assert not partition.compaction.has_cold_only()
 
 
 def test_trimmed_segments_are_not_rehydrated(restored):
     partition = partition_of(restored)
-    entries = list(cold_only(partition))
+    entries = list(partition.compaction.cold_only())
     rehydrate = restored.broker.background.compactor._rehydrate
     middle = entries[2]
     check_room = rehydrate._check_room
@@ -323,8 +322,8 @@ def test_trimmed_segments_are_not_rehydrated(restored):
 
     rehydrate._check_room = trim_first
     rehydrate(partition, stopping=lambda: False)
-    assert partition.log.first_local_offset == middle.base_offset
-    assert not has_cold_only(partition)
+    assert partition.first_local_offset == middle.base_offset
+    assert not partition.compaction.has_cold_only()
 
 
 def test_restored_group_offsets_are_compacted_again(harness, tmp_path):
@@ -337,8 +336,8 @@ def test_restored_group_offsets_are_compacted_again(harness, tmp_path):
     restored = Restored(tmp_path / "restored", harness)
     restored.broker.background.compactor.run_round()
     offsets = restored.broker.partition(OFFSETS_TOPIC, 0)
-    assert not has_cold_only(offsets)
-    assert offsets.log.first_local_offset == 0
+    assert not offsets.compaction.has_cold_only()
+    assert offsets.first_local_offset == 0
     restored.restart()
     assert restored.broker.groups.group("g")[0].offset == 9
     restored.broker.close()

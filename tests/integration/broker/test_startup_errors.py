@@ -230,7 +230,7 @@ def test_a_full_disk_loses_nothing_and_is_not_reported_as_a_bug(harness, monkeyp
         with pytest.raises(DiskFull):
             harness.produce("t", [b"refused"])
         assert len(harness.records("t")) == 20
-        harness.broker.partition("t", 0).log.trim(1)  # so that there is something to save
+        harness.broker.partition("t", 0)._log.trim(1)  # so that there is something to save
         harness.wait_for(lambda: any(log.get("task") == "checkpoints" for log in logs))
         harness.broker.close()
         harness.broker = harness.open()  # no read needs room

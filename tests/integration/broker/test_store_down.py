@@ -126,7 +126,7 @@ def test_during_an_outage_nothing_local_is_deleted_and_cold_offsets_are_unavaila
     harness.fill(200)
     harness.offload()
     partition = harness.broker.partition("t", 0)
-    covered = partition.cold.end_offset
+    covered = partition.cold_end_offset
     harness.set_down(True)
     harness.fill(200)
     run_janitor(harness.broker)
@@ -150,7 +150,7 @@ def test_a_hanging_store_does_not_block_local_retention(harness, monkeypatch):
     try:
         assert hanging.wait(20)
         harness.produce("here", [b"long ago"], at=1)
-        harness.wait_for(lambda: harness.broker.partition("here", 0).log.log_start_offset == 1)
+        harness.wait_for(lambda: harness.broker.partition("here", 0).log_start_offset == 1)
     finally:
         released.set()
 
@@ -161,11 +161,11 @@ def test_local_retention_works_while_manifest_pages_are_unreachable(harness, mon
         monkeypatch.setattr(f"tierlog.manifest.codec.{name}", small)
     harness.broker.create_topic("t", config={**SMALL, "retention.bytes": 1 << 30})
     harness.fill(200)
-    harness.broker.partition("t", 0).log.roll()
+    harness.broker.partition("t", 0).upkeep.roll()
     harness.upload_sealed()
     harness.restart(down=True, store_start_timeout_ms=200)
     partition = harness.broker.partition("t", 0)
-    assert partition.cold.manifest.pages
+    assert partition.manifest.pages
     assert partition.offsets().local_log_start_offset == 0
     run_janitor(harness.broker)
     assert partition.offsets().local_log_start_offset > 0
@@ -178,7 +178,7 @@ def test_a_compacted_topic_can_be_altered_before_its_trim_reaches_the_bucket(har
     harness.set_down(True)
     harness.broker.trim("t", 0, 190)
     partition = harness.broker.partition("t", 0)
-    assert partition.cold.manifest.log_start_offset == 0 < partition.log.first_local_offset
+    assert partition.manifest.log_start_offset == 0 < partition.first_local_offset
     harness.broker.alter_topic("t", config={"flush.ms": 5})
 
 
@@ -189,7 +189,7 @@ def test_a_topic_can_be_altered_while_manifest_pages_are_unreachable(harness, mo
     harness.fill(200)
     harness.offload()
     harness.restart(down=True, store_start_timeout_ms=200)
-    assert harness.broker.partition("t", 0).cold.manifest.pages
+    assert harness.broker.partition("t", 0).manifest.pages
     harness.broker.alter_topic("t", config={"retention.ms": 1 << 40})
     for refused in ({"cleanup.policy": "compact"}, {"remote.storage.enable": "false"}):
         with pytest.raises(InvalidConfig, match="in the bucket"):
@@ -276,7 +276,7 @@ def test_with_an_unreadable_manifest_copy_cold_offsets_are_unavailable_until_the
     with pytest.raises(StoreUnavailable):
         partition.read(0, max_bytes=1)
     harness.set_down(False)
-    harness.wait_for(lambda: partition.cold.ownership.claimed)
+    harness.wait_for(lambda: partition.is_claimed)
     assert partition.read(0, max_bytes=1).tier == "cold"
 
 
@@ -291,7 +291,7 @@ def test_a_trim_while_the_store_is_down_reaches_the_bucket_later(harness, restar
     if restarted:
         harness.restart(down=True, store_start_timeout_ms=1)
     partition = harness.broker.partition("t", 0)
-    cold, log = partition.cold, partition.log
+    cold, log = partition._cold, partition._log
     assert cold.manifest.log_start_offset == 0
     assert (log.log_start_offset, log.first_local_offset > 55) == (before_offset, True)
     harness.set_down(False)
@@ -315,7 +315,7 @@ def test_retention_makes_no_requests_to_a_store_known_to_be_down(harness, monkey
     for _ in range(2):
         harness.fill(200)
         run_janitor(harness.broker)
-        starts.append(partition.log.log_start_offset)
+        starts.append(partition.log_start_offset)
     assert starts == sorted(set(starts))
     commits = [key for call, key in harness.store.calls[before:] if call == "put" and "/0/" in key]
     assert commits == []
@@ -323,8 +323,8 @@ def test_retention_makes_no_requests_to_a_store_known_to_be_down(harness, monkey
     harness.set_down(False)
     harness.wait_for(lambda: harness.broker.bucket.store_status.unavailable is None)
     run_janitor(harness.broker)
-    assert partition.cold.manifest.log_start_offset == partition.log.log_start_offset
-    assert {one.reason for one in partition.cold.manifest.removed} == {Reason.RETENTION}
+    assert partition.manifest.log_start_offset == partition.log_start_offset
+    assert {one.reason for one in partition.manifest.removed} == {Reason.RETENTION}
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -340,11 +340,11 @@ def test_nothing_expires_while_the_store_rejects_the_clock(harness, known):
         harness.broker.bucket.store_status.mark_unavailable(ClockSkewTooLarge("known"))
     partition, janitor._clock = harness.broker.partition("t", 0), lambda: now_ms + 10 * YEAR_MS
     janitor.bucket_round()
-    assert partition.log.log_start_offset == 0
+    assert partition.log_start_offset == 0
     harness.set_down(False)
     harness.wait_for(lambda: harness.broker.bucket.store_status.is_reachable)
     janitor.bucket_round()
-    assert partition.log.log_start_offset == 1, "the clock is trusted once the store accepts it"
+    assert partition.log_start_offset == 1, "the clock is trusted once the store accepts it"
 
 
 def test_nothing_expires_while_a_store_that_rejected_the_clock_is_down(harness, monkeypatch):
@@ -365,11 +365,11 @@ def test_nothing_expires_while_a_store_that_rejected_the_clock_is_down(harness, 
     )
     partition, janitor._clock = harness.broker.partition("t", 0), lambda: now_ms + 10 * YEAR_MS
     janitor.bucket_round()
-    assert partition.log.log_start_offset == 0
+    assert partition.log_start_offset == 0
     harness.set_down(False)
     status.poll()
     janitor.bucket_round()
-    assert partition.log.log_start_offset == 1, "the clock is trusted once the store accepts it"
+    assert partition.log_start_offset == 1, "the clock is trusted once the store accepts it"
 
 
 def test_readiness_tells_of_a_rejected_clock_whatever_the_store_is_refused_for(
@@ -434,7 +434,7 @@ def test_size_retention_is_stable_while_trims_cannot_reach_the_bucket(harness):
     harness.broker.alter_topic("t", config=limits)
     for _ in range(4):
         harness.broker.background.janitor._apply_retention(partition)
-        starts.append(partition.log.log_start_offset)
+        starts.append(partition.log_start_offset)
     assert starts[0] > 0
     assert starts == starts[:1] * 4
 
@@ -461,7 +461,7 @@ def test_a_store_whose_cluster_object_cannot_be_read_is_down(harness, position):
     assert "cluster.json" in "".join(harness.broker.readiness().degraded)
     with pytest.raises(StoreUnavailable, match=r"cluster\.json"):
         harness.broker.background.copy_round()
-    harness.broker.partition("t", 0).log.roll()
+    harness.broker.partition("t", 0).upkeep.roll()
     harness.broker.delete_topic("another")
     with pytest.raises(StoreUnavailable, match=r"cluster\.json"):
         harness.broker.background.deletions.run_round()

@@ -88,7 +88,7 @@ def shared_tail(harness, tmp_path):
 
 
 def gaps_of(harness):
-    manifest = harness.broker.partition("t", 0).cold.manifest
+    manifest = harness.broker.partition("t", 0).manifest
     return [(gap.start_offset, gap.end_offset) for gap in manifest.gaps]
 
 
@@ -174,7 +174,7 @@ def test_epochs_of_diverged_records_are_not_in_the_history(diverged):
     for _ in range(2):
         harness.open(down=True, store_start_timeout_ms=1).close()
     harness.broker = harness.open(take_over=True, restore_offset_gap=0)
-    starts = harness.broker.partition("t", 0).cold.manifest.epochs
+    starts = harness.broker.partition("t", 0).manifest.epochs
     assert [one.start_offset for one in starts] == [0, 100, 160]
 
 
@@ -213,7 +213,7 @@ def test_a_shared_tail_that_was_not_uploaded_is_kept(shared_tail):
     harness, _ = shared_tail
     harness.broker = harness.open(**TAKE_OVER)
     assert harness.records("t", offset=100)[0].value.startswith(b"tail")
-    assert harness.broker.partition("t", 0).cold.end_offset == 160 + GAP
+    assert harness.broker.partition("t", 0).cold_end_offset == 160 + GAP
     (folder,) = diverged_folders(harness)
     assert [value.split()[0] for value in values_in(folder)] == [b"original"] * 20
     assert_continues_above_the_gap(harness, kept=140, set_aside=20)
@@ -247,7 +247,7 @@ def test_a_trim_past_the_buckets_end_is_kept(shared_tail):
     harness.restart(**TAKE_OVER)
     assert gaps_of(harness) == [(140, 160 + GAP)]
     assert harness.broker.partition("t", 0).offsets().log_start_offset == 115
-    removed = harness.broker.partition("t", 0).cold.manifest.removed
+    removed = harness.broker.partition("t", 0).manifest.removed
     assert {one.reason for one in removed} == {Reason.TRIM}
     assert [one.offset for one in harness.records("t", offset=115)][-25:] == list(range(115, 140))
     assert harness.produce("t", [b"after"]).base_offset == 160 + GAP
@@ -289,7 +289,7 @@ def test_an_upload_by_the_former_owner_during_the_take_over_is_included(shared_t
 
     def upload_by_copy_first(self, files):
         monkeypatch.setattr(ColdLog, "upload_files", real)
-        copy.broker.partition("t", 0).log.roll()
+        copy.broker.partition("t", 0).upkeep.roll()
         copy.upload_sealed()
         return real(self, files)
 
@@ -481,19 +481,19 @@ def test_a_claim_of_unknown_outcome_is_not_taken_over_again(diverged):
     harness.fill(10, mark=b"after")
     harness.offload()
     assert len(harness.records("t")) == 170
-    assert harness.broker.partition("t", 0).cold.ownership.claimed
+    assert harness.broker.partition("t", 0).is_claimed
 
 
 @pytest.mark.parametrize("splits", [False, True])  # True: it opens the log a second time
 def test_compacted_offsets_are_not_a_loss_when_a_take_over_resumes(harness, monkeypatch, splits):
     """Everything is checked then, including flushed records; the topic is no longer compacted."""
     harness.broker.create_topic("t", config={**CONFIG, "cleanup.policy": "compact"})
-    harness.wait_for(lambda: harness.broker.partition("t", 0).cold.ownership.claimed)
+    harness.wait_for(lambda: harness.broker.partition("t", 0).is_claimed)
     harness.stop_copying()
     for number in range(30):
         key = b"once %d" % number if number % 5 == 0 else b"again and again"
         put(harness, "t", [(key, b"v" * 40)] * 10)
-    harness.broker.partition("t", 0).log.roll()
+    harness.broker.partition("t", 0).upkeep.roll()
     harness.broker.background.compactor.run_round()
     harness.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     before = harness.records("t")
@@ -509,7 +509,7 @@ def test_compacted_offsets_are_not_a_loss_when_a_take_over_resumes(harness, monk
         monkeypatch.setattr(take_over, "plan_take_over", lambda local, manifest, *, gap: plan)
     harness.broker = harness.open()
     assert harness.records("t") == before
-    assert (50 in harness.broker.partition("t", 0).log.base_offsets) == splits
+    assert (50 in harness.broker.partition("t", 0)._log.base_offsets) == splits
 
 
 def test_planted_a_take_over_that_keeps_what_parted_serves_records_twice(diverged, monkeypatch):

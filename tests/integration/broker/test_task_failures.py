@@ -26,7 +26,7 @@ def idle(harness: BrokerHarness, monkeypatch: pytest.MonkeyPatch) -> Broker:
         task.stop(10)
     for topic in ("a", "b"):
         harness.fill(10, topic)
-        harness.broker.partition(topic, 0).log.roll()
+        harness.broker.partition(topic, 0).upkeep.roll()
     monkeypatch.setattr(janitor, "MIN_COLLECT_MS", 0)
     settings = replace(harness.broker.settings, gc_grace_ms=0)
     harness.broker.background.janitor._settings = settings
@@ -48,11 +48,11 @@ def check_fences(broker: Broker) -> None:
 @pytest.mark.parametrize(
     ("task", "part", "call", "run"),
     [
-        ("offload", lambda one: one.cold, "upload_files", run_copier),
-        ("disk-retention", lambda one: one.log, "maybe_roll", run_janitor),
-        ("bucket-retention", lambda one: one.cold, "merge_pages", run_janitor),
-        ("garbage-collection", lambda one: one.cold, "collect_garbage", run_janitor),
-        ("fence-check", lambda one: one.cold.ownership, "check_fence", check_fences),
+        ("offload", lambda one: one._cold, "upload_files", run_copier),
+        ("disk-retention", lambda one: one._log, "maybe_roll", run_janitor),
+        ("bucket-retention", lambda one: one._cold, "merge_pages", run_janitor),
+        ("garbage-collection", lambda one: one._cold, "collect_garbage", run_janitor),
+        ("fence-check", lambda one: one._cold.ownership, "check_fence", check_fences),
     ],
 )
 def test_a_task_that_fails_at_a_partition_is_counted(
@@ -76,7 +76,7 @@ def test_a_task_that_fails_at_a_partition_is_counted(
 def test_a_deleted_partition_does_not_count_as_failing(
     idle: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idle.partition("a", 0).cold, "merge_pages", fails)
+    monkeypatch.setattr(idle.partition("a", 0)._cold, "merge_pages", fails)
     run_janitor(idle)
     assert state(idle, "bucket-retention") == (1, 1)
     idle.delete_topic("a")
@@ -94,10 +94,10 @@ def test_a_failing_compaction_is_counted(
         task.stop(10)
     fill(harness, "a", 100)
     partition, compactor = harness.broker.partition("a", 0), harness.broker.background.compactor
-    partition.log.roll()
+    partition.upkeep.roll()
     monkeypatch.setattr(compactor, "_clock", lambda: now_ms)
     with monkeypatch.context() as broken:
-        broken.setattr(partition.log.sealed, call, fails)
+        broken.setattr(partition._log.sealed, call, fails)
         for errors in (1, 2):
             compactor.run_round()
             assert state(harness.broker, "compaction") == (errors, 1)

@@ -29,7 +29,7 @@ def gate(harness, monkeypatch):
 
 
 def log_start_in_bucket(harness):
-    return harness.broker.partition("t", 0).cold.manifest.log_start_offset
+    return harness.broker.partition("t", 0).manifest.log_start_offset
 
 
 def test_a_trim_returns_once_it_is_durable_locally(harness, gate):
@@ -67,9 +67,9 @@ def test_trims_beyond_the_thread_pool_are_left_to_the_next_round(harness, gate, 
 def test_trims_of_one_partition_block_no_other(harness, gate):
     harness.broker.create_topic("u", config=CONFIG)
     harness.produce("u", [b"v"] * 10)
-    harness.broker.partition("u", 0).log.roll()
+    harness.broker.partition("u", 0).upkeep.roll()
     harness.copy_sealed()
-    other = harness.broker.partition("u", 0).cold
+    other = harness.broker.partition("u", 0)._cold
     assert other.manifest.end_offset == 10
     for before in range(1, janitor.TRIMS_MAX + 3):
         assert harness.broker.trim("t", 0, before) == before
@@ -78,25 +78,26 @@ def test_trims_of_one_partition_block_no_other(harness, gate):
     assert log_start_in_bucket(harness) == 0
 
 
-class HeldCold:
-    """Of a partition whose commit waits for the event."""
+class HeldPartition:
+    """A partition whose commit waits for the event."""
 
     def __init__(self) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
+        self.upkeep = self
 
-    def follow_log_start(self, log_start_offset: int) -> None:
+    def follow_log_start(self) -> None:
         self.begun.set()
         assert self.go_on.wait(20)
 
 
 def test_a_stop_answers_the_trims_that_wait_for_a_thread(monkeypatch):
     monkeypatch.setattr(janitor, "TRIMS_MAX", 1)
-    trims, first, second = janitor.BucketTrims(), HeldCold(), HeldCold()
+    trims, first, second = janitor.BucketTrims(), HeldPartition(), HeldPartition()
     second.go_on.set()
     with ThreadPoolExecutor(3) as callers:
-        ahead = callers.submit(trims.commit_trim, first, 1)
+        ahead = callers.submit(trims.commit_trim, first)
         assert first.begun.wait(10)
-        queued = callers.submit(trims.commit_trim, second, 1)
+        queued = callers.submit(trims.commit_trim, second)
         until(lambda: trims._threads._calls.qsize() == 1)
         closing = callers.submit(trims.close)
         until(lambda: trims._threads._is_shut_down)

@@ -14,6 +14,8 @@ from tests.fakes.at_once import at_once
 from tests.fakes.broker_harness import run_janitor
 from tests.fakes.faulty_disk import FaultyDisk
 from tierlog.broker.background.retention import cold_facts, local_facts, total_bytes
+from tierlog.broker.cold_log import ColdLog
+from tierlog.broker.cold_reads import ColdReads
 from tierlog.broker.data_folder import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
 from tierlog.broker.segment_listing import (
     iter_segments,
@@ -22,16 +24,28 @@ from tierlog.broker.segment_listing import (
     slices_of,
     tier_sizes,
 )
+from tierlog.broker.tiered_reads import TieredReads
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_folder import file_name
-from tierlog.hot_tier.log_writer import Acks
+from tierlog.hot_tier.log_writer import Acks, LogWriter
 from tierlog.hot_tier.open_files import FileReader
+from tierlog.hot_tier.sealed_segments import SealedSegments
 from tierlog.record_format.decode import Record
 from tierlog.record_format.errors import OffsetTrimmed, OutOfOrderSequence, ShuttingDown
 from tierlog.record_format.produced import build_produced
 
 SMALL = {"segment.bytes": 4096, "retention.ms": -1, "local.retention.bytes": 8192}
+
+
+def test_a_partition_gives_no_tier_away(harness):
+    """What it has in private, ruff (SLF001) keeps others from."""
+    harness.broker.create_topic("t")
+    partition = harness.broker.partition("t", 0)
+    tiers = (PartitionLog, LogWriter, SealedSegments, ColdLog, ColdReads, TieredReads)
+    for one in (partition, partition.upkeep, partition.compaction):
+        public = [name for name in dir(one) if not name.startswith("_")]
+        assert [name for name in public if isinstance(getattr(one, name), tiers)] == []
 
 
 def test_records_deleted_locally_read_the_same_from_the_bucket(harness):
@@ -40,7 +54,7 @@ def test_records_deleted_locally_read_the_same_from_the_bucket(harness):
     before = harness.records("t")
     harness.offload()  # some segments may have been uploaded before
     log = harness.broker.partition("t", 0)
-    assert log.cold.manifest.segment_count > 5
+    assert log.manifest.segment_count > 5
     assert log.offsets().local_log_start_offset > 0, "most of it must be cold"
     after = harness.records("t")
     assert after == before
@@ -54,7 +68,7 @@ def test_a_committed_read_makes_few_store_requests(harness):
     harness.offload()
     harness.restart()
     log = harness.broker.partition("t", 0)
-    assert log.cold.manifest.segment_count > 10
+    assert log.manifest.segment_count > 10
     before = harness.store.ledger.requests("cold_read")
     assert log.read(0, max_bytes=1, committed=True).tier == "cold"
     assert harness.store.ledger.requests("cold_read") - before == 3  # table, chunk, producers
@@ -94,7 +108,7 @@ def test_merging_manifest_pages_loses_nothing(harness, monkeypatch):
     harness.broker.create_topic("t", config=SMALL)
     values = harness.fill(400)
     harness.offload()
-    cold = harness.broker.partition("t", 0).cold
+    cold = harness.broker.partition("t", 0)._cold
     harness.broker.background.janitor.maintain(harness.broker.partition("t", 0))
     assert max(page.entry_count for page in cold.manifest.pages) == 4
     assert [record.value for record in harness.records("t")] == values
@@ -116,7 +130,7 @@ def test_time_lookup_does_not_open_a_cold_segment_without_timestamps(harness):
         harness.produce("t", [b"v" * 1000], at=-1)
     harness.offload()
     log, before = harness.broker.partition("t", 0), len(harness.store.calls)
-    assert {entry.max_timestamp for entry in log.cold.manifest.segments} == {-1}
+    assert {entry.max_timestamp for entry in log.manifest.segments} == {-1}
     assert log.offset_for_timestamp(0) is None
     assert not [call for call in harness.store.calls[before:] if "/segments/" in call[1]]
     assert log.offset_for_timestamp(-1) == (0, -1)
@@ -192,7 +206,7 @@ def test_trim_moves_the_start_in_both_tiers_and_survives(harness):
     harness.offload()
     assert harness.broker.trim("t", 0, 35) == 35
     assert harness.broker.trim("t", 0, 10) == 35
-    cold = harness.broker.partition("t", 0).cold
+    cold = harness.broker.partition("t", 0)._cold
     assert cold.manifest.log_start_offset == 35
     harness.restart()
     assert harness.broker.partition("t", 0).offsets().log_start_offset == 35
@@ -207,7 +221,7 @@ def test_a_trim_into_a_segment_does_not_prevent_its_upload(harness):
     assert harness.offload().uploaded_segments == 1
     harness.fill(10)
     assert harness.offload().uploaded_segments == 1
-    assert harness.broker.partition("t", 0).cold.end_offset == 20
+    assert harness.broker.partition("t", 0).cold_end_offset == 20
 
 
 def test_deleting_a_topic_leaves_nothing_and_the_name_is_free(harness):
@@ -285,7 +299,7 @@ def test_an_idle_broker_rewrites_no_checkpoint(harness, monkeypatch):
 def test_a_trim_is_durable_despite_concurrent_checkpoints(harness, monkeypatch):
     harness.broker.create_topic("t", config=SMALL)
     harness.fill(100)
-    harness.broker.partition("t", 0).log.trim(10)  # so that there is something to save
+    harness.broker.partition("t", 0)._log.trim(10)  # so that there is something to save
     write, trims = harness.broker.folder.write_checkpoint, []
 
     def overtaken(name, offsets):
@@ -322,7 +336,7 @@ def test_retention_frees_a_disk_too_full_for_a_new_segment(harness, monkeypatch)
     monkeypatch.setattr(harness.broker._opener, "_disk", disk)
     harness.broker.create_topic("t", config={**SMALL, "remote.storage.enable": False})
     harness.fill(200)
-    log = harness.broker.partition("t", 0).log
+    log = harness.broker.partition("t", 0)._log
     disk.fail("open", errno.ENOSPC, suffix=".log")
     harness.broker.alter_topic("t", config={"retention.ms": 1000})
     run_janitor(harness.broker)
@@ -341,21 +355,21 @@ def test_retention_that_deletes_nothing_reads_no_manifest_page(harness, monkeypa
     harness.fill(600)
     harness.offload()
     partition = harness.broker.partition("t", 0)
-    harness.broker.trim("t", 0, partition.log.log_start_offset + 25)  # into the middle of a page
+    harness.broker.trim("t", 0, partition.log_start_offset + 25)  # into the middle of a page
     harness.broker.background.janitor.maintain(partition)
     local = local_facts(partition)
     every = [*cold_facts(partition, local), *local]
     assert total_bytes(partition, local) == sum(one.size_bytes for one in every)
-    assert partition.cold.manifest.pages[-1].base_offset < local[0].base_offset
-    partition.cold._manifests._cache._pages.clear()
-    before, harness.store.calls = partition.log.log_start_offset, []
+    assert partition.manifest.pages[-1].base_offset < local[0].base_offset
+    partition._cold._manifests._cache._pages.clear()
+    before, harness.store.calls = partition.log_start_offset, []
     harness.broker.background.janitor.maintain(partition)
     assert not [call for call in harness.store.calls if call[0].startswith("get")]
-    assert partition.log.log_start_offset == before
+    assert partition.log_start_offset == before
     if limit == "retention.bytes":
         harness.fill(100)
         harness.broker.background.janitor.maintain(partition)
-        assert partition.log.log_start_offset > before
+        assert partition.log_start_offset > before
 
 
 def test_retention_by_time_does_not_sum_up_manifest_pages(harness, monkeypatch):
@@ -368,7 +382,7 @@ def test_retention_by_time_does_not_sum_up_manifest_pages(harness, monkeypatch):
     partition = harness.broker.partition("t", 0)
     harness.broker.checkpoints.move_log_start(partition, 5)
     harness.broker.background.janitor._apply_retention(partition)
-    partition.cold._manifests._cache._pages.clear()
+    partition._cold._manifests._cache._pages.clear()
     harness.store.calls.clear()
     harness.broker.background.janitor._apply_retention(partition)
     assert not harness.store.calls
@@ -383,14 +397,14 @@ def test_a_cold_read_overtaken_by_retention_raises_offset_trimmed(harness, monke
     log = harness.broker.partition("t", 0)
     harness.records("t")  # fills the cache
     (first, *_) = log.cold_entries(0)
-    found = log.cold.reads.read_cold
+    found = log._cold.reads.read_cold
 
     def overtaken(offset, **limits):
         monkeypatch.undo()
         harness.broker.background.janitor.trim_partition(log, first.next_offset)
         return found(offset, **limits)
 
-    monkeypatch.setattr(log.cold.reads, "read_cold", overtaken)
+    monkeypatch.setattr(log._cold.reads, "read_cold", overtaken)
     with pytest.raises(OffsetTrimmed, match="below the log start"):
         log.read(0, max_bytes=100, wait=wait)
 
@@ -402,14 +416,14 @@ def test_a_committed_read_looks_up_aborted_transactions_in_the_tier_of_its_recor
     harness.fill(100)
     harness.offload()
     log = harness.broker.partition("t", 0)
-    look_up = log.log.aborted_transactions
+    look_up = log._log.aborted_transactions
 
     def delete_local_first(*offsets):
         monkeypatch.undo()
-        assert log.log.delete_local(log.cold.end_offset)
+        assert log.upkeep.delete_local(log.cold_end_offset)
         return look_up(*offsets)
 
-    monkeypatch.setattr(log.log, "aborted_transactions", delete_local_first)
+    monkeypatch.setattr(log._log, "aborted_transactions", delete_local_first)
     assert log.read(0, max_bytes=100, committed=True).tier == "cold"
 
 
@@ -418,7 +432,7 @@ def test_records_without_a_timestamp_are_as_old_as_their_file(harness):
     harness.broker.create_topic("t", config={**config, "remote.storage.enable": False})
     for _ in range(10):
         harness.produce("t", [b"v" * 200], at=-1)
-    log = harness.broker.partition("t", 0).log
+    log = harness.broker.partition("t", 0)._log
     run_janitor(harness.broker)
     assert len(harness.records("t")) == 10
     oldest, following = log.segments()[:2]
@@ -454,7 +468,7 @@ def test_a_segment_deleted_locally_is_not_served_from_an_open_file(harness):
     log = harness.broker.partition("t", 0)
     assert open_segment(log, 0).tier == "hot"
     assert at_once(open_segment, log, 0).tier == "hot"
-    log.log.delete_local(log.log.active_base_offset)
+    log.upkeep.delete_local(log._log.active_base_offset)
     immediate = at_once(open_segment, log, 0)
     assert immediate is None or immediate.tier == "cold"
 
@@ -529,7 +543,7 @@ def test_appends_before_close_complete_and_later_ones_are_refused(harness):
     with pytest.raises(ShuttingDown):
         append(partitions[0]).result(10)
     harness.broker = harness.open()
-    assert harness.broker.partition("t", 2).log.log_end_offset == 200
+    assert harness.broker.partition("t", 2).log_end_offset == 200
 
 
 def test_iterating_partitions_is_not_disturbed_by_new_ones(harness):
@@ -588,7 +602,7 @@ def test_a_broker_that_may_start_no_more_threads_uploads_reads_trims_and_stops(
         assert harness.broker.partition("t", 0).offsets().local_log_start_offset > 55
         assert [record.value for record in harness.records("t")] == values
         assert harness.broker.trim("t", 0, 55) == 55
-        assert harness.broker.partition("t", 0).cold.manifest.log_start_offset == 55
+        assert harness.broker.partition("t", 0).manifest.log_start_offset == 55
         harness.broker.background.fence_checker.run_round()
         harness.broker.close()
     assert (harness.root / "data" / ".kafka_cleanshutdown").exists()

@@ -26,7 +26,7 @@ def kept(alone: BrokerHarness) -> int:
     """The records that are left after everything that may delete a segment."""
     run_janitor(alone.broker)
     alone.broker.background.janitor.relieve_disk(1 << 40)
-    return len(alone.records("t", offset=alone.broker.partition("t", 0).log.first_local_offset))
+    return len(alone.records("t", offset=alone.broker.partition("t", 0).first_local_offset))
 
 
 def test_a_segment_goes_by_the_topics_retention_alone(alone):

@@ -39,7 +39,13 @@ def test_topics_are_created_listed_described_altered_and_deleted(tierlog):
     assert [partition["partition"] for partition in created["partitions"]] == [0, 1]
     listed = json.loads(tierlog.ok("topic", "list", "--prefix", "t1"))
     assert listed["topics"] == [
-        {"name": "t1", "topic_id": created["topic_id"], "partitions": 2, "config": {}}
+        {
+            "name": "t1",
+            "topic_id": created["topic_id"],
+            "partitions": 2,
+            "config": {},
+            "replication_factor": 1,
+        }
     ]
     altered = json.loads(tierlog.ok("topic", "alter", "t1", "--config", "retention.ms=5000000"))
     assert altered["config"] == {"retention.ms": 5000000}
@@ -446,7 +452,7 @@ def is_caught(pid, number):
 def test_a_produce_that_fails_in_one_partition_reports_what_another_appended(tmp_path):
     with served_broker(tmp_path) as served, Client(served.server.url) as client:
         client.create_topic("t", partitions=2)
-        served.broker.partition("t", 1).log._state.go_offline(OSError("bad disk"))
+        served.broker.partition("t", 1)._log._state.go_offline(OSError("bad disk"))
         done = Program(served.server.url).run(
             *("produce", "t", "--format", "envelope"),
             stdin=b"".join(b'{"partition": %d}\n' % number for number in (0, 1, 0)),

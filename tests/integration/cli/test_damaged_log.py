@@ -84,7 +84,7 @@ def test_a_local_only_folder_is_repaired_without_a_store(tmp_path):
     for _ in range(3):
         produced = build_produced(values, timestamps=range(10), max_message_bytes=1 << 20)
         broker.partition("t", 0).append(produced, acks=Acks.ALL).result(10)
-        broker.partition("t", 0).log.roll()
+        broker.partition("t", 0).upkeep.roll()
     broker.close()
     (tmp_path / "data" / "t-0" / "00000000000000000010.log").unlink()
     offline, flags = Program(), ("t", "--data-dir", str(tmp_path / "data"), "--deep")

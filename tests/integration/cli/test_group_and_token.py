@@ -1,11 +1,15 @@
 import json
 import os
+import signal
 from tempfile import TemporaryFile
 
 import pytest
 
 from tests.fakes.command_line import Program, RunningBroker
 from tests.fakes.forked import Forked
+from tests.fakes.waiting import until
+from tierlog.client.client import Client
+from tierlog.client.records import NewRecord
 
 
 def test_groups_are_set_shown_listed_and_deleted(tierlog):
@@ -22,9 +26,9 @@ def test_groups_are_set_shown_listed_and_deleted(tierlog):
     assert b"g-topic" in tierlog.ok("group", "describe", "my group", "--output", "text")
     listed = json.loads(tierlog.ok("group", "list"))["groups"]
     seen = {"topics": ["g-topic"], "partitions": 2, "lag": 2, "state": "Empty", "members": 0}
-    assert {"group": "my group", **seen} in listed
+    assert {"group": "my group", **seen, "type": "classic"} in listed
     shown = tierlog.ok("group", "describe", "my group", "--members", "--output", "text")
-    assert b"my group: Empty, generation 0" in shown
+    assert b"my group: classic, Empty, generation 0" in shown
     assert b"my group" in tierlog.ok("group", "list", "--output", "text")
     assert "--yes" in tierlog.fails(2, "group", "delete", "my group")
     tierlog.ok("group", "delete", "my group", "--yes")
@@ -74,7 +78,7 @@ def test_a_group_has_no_offset_in_a_topic_created_again_while_records_were_print
         assert program.wait(60) == 1
         errors.seek(0)
         assert b"re-created" in errors.read()
-    assert "no group" in tierlog.fails(1, "group", "describe", "late")
+    assert json.loads(tierlog.ok("group", "describe", "late"))["offsets"] == []
 
 
 @pytest.mark.parametrize("position", ["t", "t:0", "t=0", "t:x=0", ":0=0", "t:0=", "t:0=soon"])
@@ -154,3 +158,47 @@ def test_a_token_name_is_unique(tmp_path):
 
 def test_token_commands_require_a_data_folder():
     assert "--data-dir" in Program().fails(2, "token", "list")
+
+
+def test_two_consumers_of_a_group_divide_its_topic(tierlog, tmp_path):
+    command = ("consume", "divided", "--group", "pair", "--follow", "--format", "json")
+
+    def start(name: str) -> Forked:
+        with (tmp_path / name).open("wb") as out:
+            return Forked(command, stdout=out, stderr=out, env=tierlog.environment)
+
+    def printed(name: str) -> list[tuple[int, int]]:
+        lines = (tmp_path / name).read_text().splitlines()
+        return [(one["partition"], one["offset"]) for one in map(json.loads, lines)]
+
+    def put() -> None:
+        client.produce("divided", [NewRecord("x", partition=number) for number in range(6)])
+
+    def owned() -> list[int]:
+        found = client.group("pair") if client.groups() else None
+        if found is None or found.state != "Stable":
+            return []
+        return [sum(len(row.partitions) for row in one.assignment) for one in found.members]
+
+    with Client(tierlog.server) as client:
+        client.create_topic("divided", partitions=6)
+        put()
+        one = start("one")
+        try:
+            until(lambda: len(printed("one")) == 6)
+            two = start("two")
+            until(lambda: owned() == [3, 3])
+            put()
+            until(lambda: len(printed("one") + printed("two")) == 12)
+            assert len(printed("two")) == 3
+            shown = tierlog.ok("group", "describe", "pair", "--members", "--output", "text")
+            assert b"pair: classic, Stable, generation 2" in shown
+            assert shown.count(b"divided-") == 6
+            one.send_signal(signal.SIGINT)
+            assert one.wait(30) == 130
+            until(lambda: owned() == [6])
+            put()
+            until(lambda: len(set(printed("one") + printed("two"))) == 18)
+        finally:
+            for program in (one, two):
+                program.kill()

@@ -67,14 +67,34 @@ def project(tmp_path):
 
 
 @contextmanager
-def running(installed, project, environment):
-    """`tierlog dev` of that environment; yields its URL."""
+def running(installed, project):
+    """Yields the URL of that environment's `tierlog dev`, and a function to run scripts there."""
+    if shutil.which("curl") is None:
+        pytest.skip("needs curl")
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONPATH"}
+    environment["PATH"] = f"{installed}:{environment['PATH']}"
     command, log = [installed / "tierlog", "dev", "--port", "0"], project / "broker.log"
     with log.open("wb") as out:
         process = subprocess.Popen(command, cwd=project, env=environment, stdout=out, stderr=out)
     try:
         until(lambda: process.poll() is not None or "listens on http" in log.read_text())
-        yield re.search(r"listens on (http://[^\s,]+)", log.read_text())[1]
+        server = re.search(r"listens on (http://[^\s,]+)", log.read_text())[1]
+
+        def run(kind, script):
+            done = subprocess.run(
+                ["bash", "-e"] if kind == "run" else [installed / "python", "-"],
+                input=script.replace("http://127.0.0.1:8640", server),
+                cwd=project,
+                env=environment | {"TIERLOG_SERVER": server},
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
+            assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+            return done.stdout
+
+        yield server, run
     finally:
         process.terminate()
         process.wait(60)
@@ -108,37 +128,26 @@ def test_the_base_install_has_no_extra_and_the_size_that_the_readme_says(install
     assert 0.6 * int(said[1]) < found < 1.1 * int(said[1])  # pip and compiled modules are missing
 
 
-def test_the_tour_runs_beside_packages_and_folders_of_our_rooms_names(installed, project):
-    if shutil.which("curl") is None:
-        pytest.skip("needs curl")
-    environment = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONPATH"}
-    environment["PATH"] = f"{installed}:{environment['PATH']}"
-    with running(installed, project, environment) as server:
+def test_the_readmes_commands_run_beside_packages_and_folders_of_our_rooms_names(
+    installed, project
+):
+    kind, script = BLOCKS[1]
+    with running(installed, project) as (_, run):
+        assert '"remaining_segments":0' in run(kind, script)
+        where = run("python", "import tierlog; print(tierlog.__file__)")
+    assert Path(where.strip()).is_relative_to(installed.parent)
 
-        def run(command, script):
-            done = subprocess.run(
-                command,
-                input=script.replace("http://127.0.0.1:8640", server),
-                cwd=project,
-                env=environment | {"TIERLOG_SERVER": server},
-                capture_output=True,
-                text=True,
-                timeout=300,
-                check=False,
-            )
-            assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-            return done.stdout
 
+@pytest.mark.soak
+def test_so_do_the_tour_and_spark(installed, project):
+    with running(installed, project) as (server, run):
         for index, (kind, script) in enumerate(BLOCKS):
             if kind != "serve" and index != SPARK:
-                run(["bash", "-e"] if kind == "run" else [installed / "python", "-"], script)
-        where = run([installed / "python", "-"], "import tierlog; print(tierlog.__file__)")
-        assert Path(where.strip()).is_relative_to(installed.parent)
+                run(kind, script)
         add_extras(installed)
         table = (
             "import tierlog; print(tierlog.read_arrow('orders', server=SERVER).read_all().num_rows)"
         )
-        table = table.replace("SERVER", repr(server))
-        assert run([installed / "python", "-"], table) == "20003\n"
-        spark = run([installed / "python", "-"], SPARK_READS.replace("SERVER", repr(server)))
+        assert run("python", table.replace("SERVER", repr(server))) == "20003\n"
+        spark = run("python", SPARK_READS.replace("SERVER", repr(server)))
         assert spark.endswith("20003\n")

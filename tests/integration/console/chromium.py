@@ -150,6 +150,10 @@ class Chromium:
             deviceScaleFactor=1,
             mobile=width < 600,
         )
+        self.prefer(dark=dark)
+
+    def prefer(self, *, dark: bool) -> None:
+        """Change the preferred color scheme, also of an open page."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 

@@ -311,7 +311,7 @@ def test_a_repair_shows_its_plan_and_does_what_loses_nothing(
     browser: Chromium, console: Console
 ) -> None:
     topic = console.two_tiers("repaired")
-    cold = console.broker.partition(topic, 0).cold
+    cold = console.broker.partition(topic, 0)._cold
     entry = next(cold.reads.cold_entries(0))
     console.store.delete([entry.indexes_key])
     open_page(browser, console, f"/topics/{topic}/storage")
@@ -334,7 +334,7 @@ def test_a_plan_says_what_would_be_lost_and_gives_the_command_for_it(
     topic = console.topic("lossy", segment_bytes=1024, remote_storage_enable=False)
     for _ in range(3):
         console.produce(topic, {"value": "x" * 900})
-    flip(console.broker.partition(topic, 0).log.segments()[0].path, -1)
+    flip(console.broker.partition(topic, 0).local_segments()[0].path, -1)
     open_page(browser, console, f"/topics/{topic}/storage")
     browser.run(f"{named('repair', 'deep')}.checked = true")
     send(browser, "repair")

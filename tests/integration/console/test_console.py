@@ -322,7 +322,10 @@ def test_groups_show_their_lag(browser: Chromium, console: Console, flights: str
     open_page(browser, console, "#/topics", heading="Topics")
     open_page(browser, console, "#/groups", heading="Groups")
     assert f"a<b>b Stable, 1 member, lag {committed['lag']}" in browser.text()
-    assert "\thttp\t" in browser.text()  # who reads the partition
+    reader = joined.json()["member_id"][: len("http-") + 8]
+    assert f"\t{reader}\t" in browser.text()
+    others = len(console.get(f"/v1/topics/{flights}").json()["partitions"])
+    assert browser.text().count(reader) == others, "also of partitions without a commit"
 
 
 def test_throughput_is_drawn_over_time(browser: Chromium, console: Console, flights: str) -> None:

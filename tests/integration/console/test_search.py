@@ -130,7 +130,7 @@ def test_from_the_newest_a_range_without_records_is_stepped_over(console: Consol
     console.produce(topic, {"key": "first", "value": "kept"})
     for _ in range(40):
         console.produce(topic, *({"key": "k", "value": "x" * 20} for _ in range(50)))
-    console.broker.partition(topic, 0).log.roll()
+    console.broker.partition(topic, 0).upkeep.roll()
     console.broker.background.compactor.run_round()
     found = find(console, topic, order="newest", key="first")
     assert places(found) == [(0, 0)]

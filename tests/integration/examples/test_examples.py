@@ -57,6 +57,8 @@ def test_a_compacted_topic_is_a_table(tmp_path):
         assert again.splitlines()[1] == first.splitlines()[-1]
 
 
+# Two sessions of its own; tests/integration/spark/test_stream.py restarts a stream in a shared one.
+@pytest.mark.soak
 @pytest.mark.spark
 def test_a_spark_stream_that_was_killed_goes_on(tmp_path):
     pytest.importorskip("pyspark.sql.streaming.datasource", reason="streams need pyspark 4.2")

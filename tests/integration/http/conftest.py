@@ -113,7 +113,7 @@ def take_over(api: Api, topic: str, root: Path) -> None:
     copy = Broker.open(
         BrokerSettings(data_dir=root / "copy", disk_reserve_bytes=0), store=api.store
     )
-    until(lambda: copy.partition(topic, 0).cold.ownership.claimed)
+    until(lambda: copy.partition(topic, 0).is_claimed)
     copy.close()
     api.broker.background.fence_checker.run_round()
 

@@ -14,6 +14,8 @@ from tests.fakes.waiting import until_waiting
 from tests.integration.http.conftest import Api
 from tierlog.client import scheduling
 
+QUICK = tierlog.Membership(heartbeat_interval_ms=50)
+
 
 def client_of(api: Api) -> tierlog.Client:
     return tierlog.Client(str(api.base_url))
@@ -76,18 +78,15 @@ def test_following_a_topic_includes_added_partitions(api, monkeypatch, group) ->
     topic = api.topic()
     api.values(topic, "a")
     with client_of(api) as client:
-        options = {"follow": True, "group": group, "limits": tierlog.Limits(wait_ms=20)}
+        options = {"follow": True, "limits": tierlog.Limits(wait_ms=20)}
         some = client.consume(topic, partitions=[0], **options)
-        reading = client.consume(topic, **options)
+        reading = client.consume(topic, group=group, membership=QUICK, **options)
         assert next(some).value == next(reading).value == b"a"
         client.alter_topic(topic, partitions=3)
         api.values(topic, "c", "d", partition=2)
-        if group is not None:  # another of its consumers found the partition first
-            client.commit_offsets(group, [tierlog.OffsetCommit(topic, 2, 1)])
         monkeypatch.setattr(scheduling, "METADATA_MAX_AGE_MS", 50)
         added = next(reading)
-        expected = (0, b"c") if group is None else (1, b"d")
-        assert (added.partition, added.offset, added.value) == (2, *expected)
+        assert (added.partition, added.offset, added.value) == (2, 0, b"c")
         api.values(topic, "b")
         assert next(some).value == b"b"
 
@@ -158,9 +157,11 @@ def test_parent_and_child_read_their_own_responses_after_a_fork(api: Api) -> Non
                 os._exit(8)
         assert describes(client, topics[0])
         assert os.waitpid(child, 0)[1] == 0
-        with pytest.raises(tierlog.errors.UnknownGroup):
-            client.group("forked")  # the child commits nothing of its parent's consumer
+        # The child commits nothing of its parent's consumer, and does not end its membership.
+        forked = client.group("forked")
+        assert (forked.offsets, forked.state) == ((), "Stable")
         assert [record.value for record in reading] == [b"b"]
+        assert client.group("forked").state == "Empty"
 
 
 def test_long_polls_do_not_exhaust_connections(api: Api) -> None:
@@ -289,7 +290,6 @@ def test_an_async_consumer_of_a_re_created_topic_fails_and_commits_nothing(api: 
                 with pytest.raises(tierlog.errors.UnknownTopic, match="deleted and re-created"):
                     async for _ in records:
                         pass
-            with pytest.raises(tierlog.errors.UnknownGroup):
-                await client.group("a")
+            assert (await client.group("a")).offsets == ()
 
     asyncio.run(run())

@@ -17,7 +17,7 @@ def test_the_guide_runs_as_printed(api: Api, capsys: pytest.CaptureFixture[str])
         address = str(api.base_url).rstrip("/")
         exec(compile(code.replace("http://127.0.0.1:8640", address), GUIDE.name, "exec"), namespace)
     printed = capsys.readouterr().out
-    assert printed.count("b'tea'") == 2, "without and with a group"
+    assert printed.count("b'tea'") == 3, "without a group, and with two"
     assert "lag=0" in printed
     assert printed.endswith("oders\n")
     namespace["client"].close()  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ def test_a_page_cached_before_compaction_is_not_served_after_it(api: Api, accept
         assert api.produce(topic, {"key": "k", "value": f"{number:0200}"}).status_code == 200
     before = offsets(api, topic, accept)
     assert before == list(range(30))
-    api.broker.partition(topic, 0).log.roll()
+    api.broker.partition(topic, 0).upkeep.roll()
     api.broker.background.compactor.run_round()
     # While the background compactor holds the log, this round skips it; its next is in a minute.
     until(lambda: batch_offsets(api, topic) == [29], patience_s=90)

@@ -35,7 +35,7 @@ class FailingDisk(Disk):
 
 def failing_disk(api: Api, topic: str, partition: int = 0) -> FailingDisk:
     """Replace the disk of one partition."""
-    state = api.broker.partition(topic, partition).log._state
+    state = api.broker.partition(topic, partition)._log._state
     state.disk = state.active.disk = FailingDisk()
     return state.disk
 
@@ -162,8 +162,8 @@ def test_a_request_without_a_file_descriptor_left_can_be_retried(
     topic = api.topic(segment_bytes=1024, remote_storage_enable=False)
     for value in range(4):
         api.values(topic, str(value) * 900)
-    files = api.broker.partition(topic, 0).log._state.files
-    files.invalidate_folder(api.broker.partition(topic, 0).log._state.folder)
+    files = api.broker.partition(topic, 0)._log._state.files
+    files.invalidate_folder(api.broker.partition(topic, 0)._log._state.folder)
 
     def raise_emfile(path, wait):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))

@@ -91,10 +91,14 @@ def test_every_example_can_be_sent(api: Api) -> None:
             _fill_flights(api)
         path = _of_a_member(api, path)
         for headers, body in _bodies(operation):
+            if path.startswith("/v1/transactions"):
+                body = _of_a_producer(api, body)
             with api.stream(
                 method, path, params=_query(operation), headers=headers, content=body
             ) as response:
                 allowed = {status for status in operation["responses"] if status < "300"}
+                if "cluster" in operation["tags"]:  # this broker is alone
+                    allowed = {"409"}
                 assert str(response.status_code) in allowed, (method, path, body, response.read())
 
 
@@ -113,6 +117,13 @@ def _of_a_member(api: Api, path: str) -> str:
         return path
     (member,) = api.get(group).json()["members"]
     return path.replace("http-1", member["member_id"])
+
+
+def _of_a_producer(api: Api, body: bytes | None) -> bytes | None:
+    """A producer's id and epoch are the broker's."""
+    begun = api.post("/v1/transactions", json={"transactional_id": "etl"}).json()
+    given = json.loads(body) if body else {}
+    return json.dumps({name: begun.get(name, value) for name, value in given.items()}).encode()
 
 
 def _turn(request: tuple[str, str, Any]) -> tuple[int, int, str]:

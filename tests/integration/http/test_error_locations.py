@@ -150,6 +150,14 @@ def test_a_repeated_member_is_refused_with_its_path(
     problem(api.get("/v1/topics/twice"), 404, "unknown-topic")
 
 
+@pytest.mark.parametrize("partition", [-1, 2**31])
+def test_a_fetch_of_what_no_partition_can_be_is_refused(api: Api, partition: int) -> None:
+    wanted = [{"topic": "none", "partition": 0}, {"topic": "none", "partition": partition}]
+    response = api.post("/v1/fetch", json={"partitions": wanted})
+    (error,) = problem(response, 400, "invalid-request")["errors"]
+    assert error["loc"] == "partitions[1].partition"
+
+
 def test_a_request_without_a_host_is_refused(api: Api) -> None:
     with socket.create_connection(("127.0.0.1", api.port)) as sock:
         sock.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
@@ -233,7 +241,10 @@ def test_an_unknown_name_is_refused_with_the_nearest(
 
 @pytest.mark.parametrize(
     ("path", "known"),
-    [("/v1/topics/t/records", "records"), ("/v1/topics", "name, partitions, config")],
+    [
+        ("/v1/topics/t/records", "records"),
+        ("/v1/topics", "name, partitions, config, replication_factor, replicas"),
+    ],
 )
 def test_an_unknown_member_is_refused_with_the_known_ones(api: Api, path: str, known: str) -> None:
     response = api.request("POST", path.replace("/t/", f"/{api.topic()}/"), json={"value": "x"})

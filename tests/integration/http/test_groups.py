@@ -50,8 +50,10 @@ def test_offsets_are_committed_listed_with_lag_and_deleted(api: Api) -> None:
         "generation": 0,
         "protocol_type": "",
         "members": [],
+        "type": "classic",
     }
     summary = {"topics": [topic], "partitions": 2, "lag": 3, "state": "Empty", "members": 0}
+    summary["type"] = "classic"
     assert {"group": "shown", **summary} in api.get("/v1/groups").json()["groups"]
     assert api.delete(path("shown")).status_code == 204
     problem(api.get(path("shown")), 404, "unknown-group")

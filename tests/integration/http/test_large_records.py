@@ -137,6 +137,7 @@ def test_the_console_shows_how_it_begins(broker: BrokerProcess) -> None:
     assert peak_mib(broker) < MOST_MIB
 
 
+@pytest.mark.soak
 def test_a_million_records_in_each_of_five_bodies_cost_less_than_a_gibibyte(
     tmp_path: Path,
 ) -> None:

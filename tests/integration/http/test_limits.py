@@ -132,7 +132,7 @@ def test_appends_with_acks_0_count_as_in_flight_until_they_are_written(tmp_path:
         one.broker.create_topic("t")
         body = {"records": [{"value": "x" * 20_000}]}
         inflight, params = one.app.context.inflight, {"acks": "0"}
-        with one.broker.partition("t", 0).log._state.lock:  # a disk that hangs
+        with one.broker.partition("t", 0)._log._state.lock:  # a disk that hangs
             responses = [client.post(records_path("t"), json=body, params=params) for _ in range(9)]
         assert [response.status_code for response in responses] == [202] * 4 + [429] * 5
         until(lambda: inflight.held == 0)

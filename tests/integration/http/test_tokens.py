@@ -84,9 +84,8 @@ def test_every_call_is_in_the_table_of_scopes(secured: SecuredBroker) -> None:
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.method} {call.path}")
 def test_only_open_paths_respond_without_a_token(shared_secured: SecuredBroker, call) -> None:
-    path = call.path.format(
-        topic="private", partition=0, base_offset=0, group="g", pin="p", member="m"
-    )
+    names = dict.fromkeys(("group", "pin", "member", "transactional_id"), "x")
+    path = call.path.format(topic="private", partition=0, base_offset=0, node=0, **names)
     for token in (None, "tierlog_guess"):
         response = shared_secured.call(call.method, path, token)
         if call.path in OPEN_PATHS:
@@ -145,6 +144,9 @@ def test_each_scope_allows_its_calls_and_admin_allows_all(secured: SecuredBroker
         ("GET", "/openapi.json", READ, {}),
         ("POST", records_path("private"), PRODUCE, {"json": record}),
         ("POST", "/v1/producers", PRODUCE, {}),
+        ("POST", "/v1/transactions", PRODUCE, {"json": {"transactional_id": "t"}}),
+        ("GET", "/v1/transactions/t", PRODUCE, {}),
+        ("GET", "/v1/transactions", PRODUCE, {}),
         ("PATCH", "/v1/topics/private", ADMIN, {"json": {"config": {"retention.ms": 1000000}}}),
         ("POST", records_path("private")[: -len("records")] + "trim", ADMIN, {"json": TRIM}),
     ]
@@ -242,6 +244,40 @@ def test_a_topic_prefix_applies_to_group_offsets(secured: SecuredBroker) -> None
     problem(secured.call("DELETE", "/v1/groups/mixed", token), 403, "forbidden")
     problem(secured.call("DELETE", "/v1/groups/theirs", token), 404, "unknown-group")
     assert secured.call("DELETE", "/v1/groups/g", token).status_code == 204
+
+
+def test_a_topic_prefix_applies_to_transactional_ids(secured: SecuredBroker) -> None:
+    """Or its holder could fence the producers of others."""
+    both = secured.create("both", READ, PRODUCE, topics="orders.")
+    begun = {}
+    for name, token in (("orders.etl", both), ("theirs", secured.admin)):
+        body = {"transactional_id": name}
+        begun[name] = secured.call("POST", "/v1/transactions", token, json=body).json()
+    theirs = {"transactional_id": "theirs"}
+    problem(secured.call("POST", "/v1/transactions", both, json=theirs), 403, "forbidden")
+    problem(secured.call("GET", "/v1/transactions/theirs", both), 403, "forbidden")
+    identity = {name: begun["theirs"][name] for name in ("producer_id", "producer_epoch")}
+    for verb in ("commit", "abort"):
+        path = f"/v1/transactions/theirs/{verb}"
+        problem(secured.call("POST", path, both, json=identity), 403, "forbidden")
+    headers = {
+        "transactional-id": "theirs",
+        **{name.replace("_", "-"): str(value) for name, value in identity.items()},
+        "producer-sequence": "0",
+    }
+    record = {"json": {"records": [{"value": "x"}]}, "headers": headers}
+    problem(secured.call("POST", records_path("orders.eu"), both, **record), 403, "forbidden")
+    listed = secured.call("GET", "/v1/transactions", both).json()["transactions"]
+    assert [one["transactional_id"] for one in listed] == ["orders.etl"]
+    mine = {name: begun["orders.etl"][name] for name in identity}
+    offsets = [{"topic": "private", "partition": 0, "offset": 0}]
+    body = {**mine, "group": "g", "offsets": offsets}
+    path = "/v1/transactions/orders.etl/offsets"
+    problem(secured.call("POST", path, both, json=body), 403, "forbidden")
+    body["offsets"] = [{"topic": "orders.eu", "partition": 0, "offset": 0}]
+    assert secured.call("POST", path, both, json=body).status_code == 204
+    writer = secured.create("writes-only", PRODUCE, topics="orders.")
+    problem(secured.call("POST", path, writer, json=body), 403, "forbidden")
 
 
 def test_created_and_revoked_tokens_take_effect_immediately(secured: SecuredBroker) -> None:

@@ -10,7 +10,7 @@ def test_an_intact_topic_is_ok_and_a_missing_object_is_reported(api):
     assert response.json()["ok"] is True
     assert response.json()["problems"] == []
     assert response.json()["checked"]["chunks"] > 0
-    cold = api.broker.partition(name, 0).cold
+    cold = api.broker.partition(name, 0)._cold
     lost = next(cold.reads.cold_entries(0)).log_key
     api.store.delete([lost])
     report = api.post(f"/v1/topics/{name}/verify").json()
@@ -24,7 +24,7 @@ def test_a_local_file_is_named_without_the_data_folder(api):
     name = api.topic(segment_bytes=1024)
     for _ in range(3):
         api.values(name, "x" * 900)
-    path = api.broker.partition(name, 0).log.segments()[0].path
+    path = api.broker.partition(name, 0).local_segments()[0].path
     flip(path, -1)
     (found,) = api.post(f"/v1/topics/{name}/verify?deep=1").json()["problems"]
     assert found["file"] == f"{name}-0/{path.name}"
@@ -38,7 +38,7 @@ def test_an_unknown_topic_is_refused_by_name(api):
 
 def test_a_running_broker_plans_a_repair_and_carries_out_what_loses_nothing(api):
     name = api.cold_topic()
-    cold = api.broker.partition(name, 0).cold
+    cold = api.broker.partition(name, 0)._cold
     api.store.delete([next(cold.reads.cold_entries(0)).indexes_key])
     url = f"/v1/topics/{name}/repair"
     planned = api.post(url).json()
@@ -58,7 +58,7 @@ def test_a_running_broker_gives_up_no_record(api):
     name = api.topic(segment_bytes=1024, remote_storage_enable=False)
     for _ in range(3):
         api.values(name, "x" * 900)
-    path = api.broker.partition(name, 0).log.segments()[0].path
+    path = api.broker.partition(name, 0).local_segments()[0].path
     flip(path, -1)
     before = path.read_bytes()
     url, deep = f"/v1/topics/{name}/repair", {"deep": 1, "apply": "true"}

@@ -7,6 +7,8 @@ our broker, and topics of our own. It is closed cleanly and then opened by Kafka
 import base64
 import random
 import shutil
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,13 +16,20 @@ import pytest
 
 from tests.fakes.damage import flip
 from tests.fakes.real_kafka import complaints
+from tests.fakes.waiting import until
 from tierlog.broker.broker import Broker
 from tierlog.broker.settings import BrokerSettings
+from tierlog.broker.transaction_coordinator.transaction import V1, V2
 from tierlog.hot_tier.log_writer import Acks
-from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.batch import iter_headers, parse_header
 from tierlog.record_format.decode import decode_batch
 from tierlog.record_format.encode import encode_batch
-from tierlog.record_format.produced import ProduceLimits, check_produced, recompress
+from tierlog.record_format.produced import (
+    ProducedBatches,
+    ProduceLimits,
+    check_produced,
+    recompress,
+)
 
 pytestmark = pytest.mark.kafka
 
@@ -37,6 +46,7 @@ OWN = {
     "ours-index-full": {"segment.index.bytes": 24, "segment.bytes": 1 << 20},
     "ours-empty": {},
     "ours-trimmed": {"segment.bytes": 8192},
+    "ours-transactional": {"segment.bytes": 1024},
 }
 
 
@@ -98,6 +108,9 @@ def fill(broker, topic):
     """Append batches of all sizes: null and empty keys and values, headers, random timestamps."""
     if topic == "ours-empty":
         return
+    if topic == "ours-transactional":
+        fill_with_transactions(broker, topic)
+        return
     partition, rng = broker.partition(topic, 0), random.Random(topic)
     sequences = [0, 0]
     for number in range(60):
@@ -117,6 +130,49 @@ def fill(broker, topic):
             fields["base_sequence"] = sequences[producer]
             sequences[producer] += count
         append(partition, values, **fields)
+
+
+def fill_with_transactions(broker, topic):
+    """Of three producers at a time, of V1 and V2, committed or aborted; the last stay open."""
+    transactions, rng = broker.transactions, random.Random(topic)
+    transactions.log.ensure_topic()
+    place, partition = (topic, 0), broker.partition(topic, 0)
+
+    def ask(call, *arguments, **fields):
+        answer = Future()
+        call(*arguments, **fields, reply=answer.set_result)
+        outcome = answer.result(10)
+        assert outcome.reason == "NONE", outcome
+        return outcome.producer
+
+    for number in range(60):
+        name, version = f"copy-{number % 3}", V2 if number % 2 else V1
+        begin, coordinator = number // 3 % 2 == 0, transactions.coordinator
+        if begin:
+            until(partial(is_settled, coordinator, name))
+            producer = ask(coordinator.init_producer, name, timeout_ms=60_000, expected=None)
+            ask(coordinator.add_partitions, name, producer, [place], version=version)
+            for sequence in range(rng.randint(1, 3)):
+                body = encode_batch(
+                    [rng.randbytes(90)],
+                    timestamps=[NOW_MS + number],
+                    producer_id=producer.producer_id,
+                    producer_epoch=producer.epoch,
+                    base_sequence=sequence,
+                    transactional=True,
+                )
+                batches = ProducedBatches(body, [parse_header(body)], [NOW_MS + number])
+                verify = transactions.verify(name, place)
+                partition.append(batches, acks=Acks.ALL, verify=verify).result(10)
+        elif number < 57:
+            producer = coordinator.describe(name).producer
+            commit = rng.random() < 0.5
+            ask(coordinator.end_transaction, name, producer, commit=commit, version=version)
+
+
+def is_settled(coordinator, name):
+    found = coordinator.describe(name)
+    return found is None or not found.state.is_decided
 
 
 def batches(partition, *, committed):

@@ -244,6 +244,7 @@ OTHERS: dict[str, Callable[[int], Any]] = {
     "append to a number": lambda _: altered("records", ("flush.ms", 2, "1")),
     "subtract": lambda _: altered("records", ("cleanup.policy", 3, "compact")),
     "reset": lambda _: altered("records", ("retention.ms", 1, None)),
+    "reset an unknown key": lambda _: altered("records", ("nope", 1, None)),
     "alter nowhere": lambda _: altered("nowhere", ("flush.ms", 0, "1")),
     "alter another broker": lambda _: altered("77", ("x", 0, "1"), kind=BROKER),
     "replace": lambda _: replaced("records", flush_ms="7"),
@@ -285,6 +286,20 @@ def filled(clusters: Clusters) -> Clusters:
 def test_other_calls_are_answered_alike(filled: Clusters, what: str) -> None:
     kafka, ours = filled.ask(OTHERS[what])
     assert ours == kafka
+
+
+def test_settings_of_the_broker_have_kafkas_types(filled: Clusters) -> None:
+    kind = m.DescribeConfigsRequest.DescribeConfigsResource
+    answers = filled.ask(
+        lambda node: m.DescribeConfigsRequest(resources=[kind(BROKER, str(node), None)])
+    )
+    kafka, ours = (
+        {one["name"]: one["config_type"] for one in answer["results"][0]["configs"]}
+        for answer in answers
+    )
+    shared = kafka.keys() & ours.keys()
+    assert len(shared) > 20
+    assert {name: ours[name] for name in shared} == {name: kafka[name] for name in shared}
 
 
 def test_configurations_are_listed_alike(filled: Clusters) -> None:

@@ -169,7 +169,7 @@ def test_slices_are_closed_whatever_becomes_of_the_client(
     until_it_waits(served)
     gone.close()
     until(lambda: served.app.context.waiting.count == 0)
-    log = served.broker.partition("a", 0).log
+    log = served.broker.partition("a", 0)._log
     served.broker.trim("a", 0, 24)
     log.delete_local(24)
     log.reap(at_once=True)

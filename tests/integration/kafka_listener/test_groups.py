@@ -9,20 +9,24 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
+import httpx2
 import pytest
 from confluent_kafka import Consumer
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
 from tests.fakes.broker_process import BrokerProcess, free_port
+from tests.fakes.kafka_caller import KafkaCaller
 from tests.fakes.served_broker import Served, served_broker
 from tests.fakes.waiting import until
 from tests.integration.kafka_listener.test_connection import frame, received
+from tierlog.api.kafka.error_codes import Code
 from tierlog.api.kafka.settings import KafkaSettings
 from tierlog.client.client import Client
 from tierlog.client.group_calls import OffsetCommit
 from tierlog.record_format.kafka_messages import codec
 from tierlog.record_format.kafka_messages.messages import (
+    JoinGroupRequest,
     OffsetCommitRequest,
     OffsetCommitResponse,
 )
@@ -157,7 +161,7 @@ def test_a_group_goes_on_after_a_restart_of_the_broker(tmp_path: Path) -> None:
             until(lambda: parts(first) == {0, 1, 2, 3})
             before = served.broker.groups.coordinator.describe("g")
     with served_broker(tmp_path / "data", kafka=KafkaSettings(), **SETTINGS) as served:
-        served.broker.groups.rebuild()
+        served.broker.groups.log.load()
         assert served.broker.groups.coordinator.describe("g") == before
         with member(served, group_instance_id="i") as second:
             until(lambda: parts(second) == {0, 1, 2, 3})
@@ -216,6 +220,38 @@ def test_an_admin_sees_and_deletes_groups(served: Served) -> None:
     assert admin.list_groups() == []
     assert served.broker.groups.names() == []
     admin.close()
+
+
+def test_a_topic_that_is_deleted_meanwhile_is_left_out_of_all_offsets(served: Served) -> None:
+    place = TopicPartition("flights", 1)
+    groups = served.broker.groups
+    with member(served) as one:
+        until(lambda: parts(one) == {0, 1, 2, 3})
+        one.commit({place: OffsetAndMetadata(0, "", -1)})
+    found = groups.committed("g")
+    groups.committed = lambda _: {**found, ("deleted", 0): found["flights", 1]}
+    admin = KafkaAdminClient(bootstrap_servers=f"127.0.0.1:{served.kafka_port}")
+    assert list(admin.list_group_offsets("g")["g"]) == [place]
+    admin.close()
+
+
+def test_a_session_is_as_long_as_the_coordinator_allows(served: Served) -> None:
+    for timeout_ms in (99, 1_800_001):
+        join = JoinGroupRequest(
+            group_id="g",
+            session_timeout_ms=timeout_ms,
+            rebalance_timeout_ms=1000,
+            protocol_type="consumer",
+            protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name="range")],
+        )
+        with KafkaCaller(served.kafka_port) as caller:
+            answer = caller.ask(join, 5)
+        assert Code(answer.error_code) is Code.INVALID_SESSION_TIMEOUT
+        body = {"topics": ["flights"], "session_timeout_ms": timeout_ms}
+        response = httpx2.post(f"{served.server.url}/v1/groups/g/members", json=body)
+        assert response.status_code == 409
+        assert response.json()["reason"] == "INVALID_SESSION_TIMEOUT"
+    assert served.broker.groups.names() == []
 
 
 def test_no_committed_offset_goes_back_by_kill_nine(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ class Tool(NamedTuple):
 
 
 TOPICS, CONFIGS = "org.apache.kafka.tools.TopicCommand", "kafka.admin.ConfigCommand"
+GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+SHARES = "org.apache.kafka.tools.consumer.group.ShareGroupCommand"
 FLIGHTS = "--entity-type topics --entity-name flights"
 CALLS = (
     Tool(
@@ -61,6 +63,27 @@ CALLS = (
             r"STATIC_BROKER_CONFIG:data\.dir=/",
         ),
     ),
+    Tool(
+        CONFIGS,
+        "--alter --entity-type groups --entity-name queue"
+        " --add-config share.delivery.count.limit=3",
+        ("Completed",),
+    ),
+    Tool(
+        CONFIGS,
+        "--describe --entity-type groups --entity-name queue",
+        (r"share\.delivery\.count\.limit=3 .*\{DYNAMIC_GROUP_CONFIG:",),
+    ),
+    Tool(
+        SHARES,
+        "--reset-offsets --group queue --topic records --to-earliest --execute",
+        (r"^queue\s+records\s+0\s+0",),
+    ),
+    Tool(SHARES, "--list", (r"^queue",)),
+    Tool(SHARES, "--describe --group queue", (r"^queue\s+records\s+0\s+0\s+10",)),
+    Tool(SHARES, "--describe --group queue --state", (r"^queue\s+.*Empty\s+0",)),
+    Tool(SHARES, "--delete-offsets --group queue --topic records", ("Successful",)),
+    Tool(SHARES, "--delete --group queue", ("was successful",)),
     Tool(CONFIGS, "--describe --entity-type users"),
     Tool(CONFIGS, "--describe --entity-type clients"),
     Tool("org.apache.kafka.tools.GetOffsetShell", "--topic records", (r"^records:0:10$",)),
@@ -99,6 +122,69 @@ CALLS = (
     ),
     Tool("org.apache.kafka.tools.GroupsCommand", "--list"),
     Tool("org.apache.kafka.tools.FeatureCommand", "describe"),
+    # It returns before the last are sent: that all were is for its consumer to see.
+    Tool(
+        "org.apache.kafka.tools.VerifiableProducer",
+        "--topic verified --max-messages 500 --acks -1",
+        ("startup_complete",),
+    ),
+    Tool(
+        "org.apache.kafka.tools.VerifiableConsumer",
+        "--topic verified --group-id verifiers --max-messages 500 --reset-policy earliest",
+        (r'"count":500', r'"success":true', "shutdown_complete"),
+    ),
+    Tool(
+        "org.apache.kafka.tools.TransactionalMessageCopier",
+        "--input-topic verified --input-partition 0 --output-topic copied --max-messages 500"
+        " --transaction-size 100 --transactional-id copier --consumer-group copiers",
+        (r'"consumed":400,"remaining":100',),
+    ),
+    Tool(
+        "org.apache.kafka.tools.ProducerPerformance",
+        "--topic fast --num-records 5000 --record-size 100 --throughput -1",
+        ("5000 records sent",),
+    ),
+    Tool(
+        "org.apache.kafka.tools.ConsumerPerformance",
+        "--topic fast --num-records 5000 --group fast",
+        (r", 0\.4768, .*, 5000, ",),
+    ),
+    Tool(
+        "org.apache.kafka.tools.EndToEndLatency",
+        "--topic late --num-records 20 --producer-acks all --record-size 100",
+        ("Percentiles: 50th",),
+    ),
+    Tool(
+        "org.apache.kafka.tools.consumer.ConsoleConsumer",
+        "--topic verified --from-beginning --max-messages 3 --timeout-ms 20000",
+        (r"^0\n1\n2\nProcessed a total of 3 messages",),
+    ),
+    Tool(
+        "org.apache.kafka.tools.consumer.ConsoleConsumer",
+        "--topic copied --from-beginning --max-messages 500 --timeout-ms 20000"
+        " --isolation-level read_committed",
+        ("Processed a total of 500 messages",),
+    ),
+    Tool(
+        "org.apache.kafka.tools.consumer.ConsoleConsumer",
+        "--topic verified --from-beginning --max-messages 3 --timeout-ms 20000 --group new"
+        " --consumer-property group.protocol=consumer",
+        (r"^0\n1\n2\nProcessed a total of 3 messages",),
+    ),
+    Tool(GROUPS, "--list", ("^fast$", "^verifiers$", "^new$")),
+    Tool(GROUPS, "--list --type consumer --state empty", (r"^new\s+Consumer\s+Empty",)),
+    Tool(GROUPS, "--describe --group new --state", (r"^new .*\(0\)\s+uniform\s+Empty\s+0",)),
+    Tool(GROUPS, "--describe --group new", (r"^new\s+verified\s+0\s+3 ",)),
+    Tool(GROUPS, "--describe --group fast", (r"fast\s+fast\s+0\s+5000\s+5000\s+0 ",)),
+    Tool(GROUPS, "--describe --group fast --members --verbose"),
+    Tool(GROUPS, "--describe --group fast --state", (r"fast .*\(0\).*Empty\s+0",)),
+    Tool(
+        GROUPS,
+        "--reset-offsets --group fast --topic fast --to-offset 7 --execute",
+        (r"fast\s+fast\s+0\s+7",),
+    ),
+    Tool(GROUPS, "--delete-offsets --group fast --topic fast", (r"fast\s+0\s+Successful",)),
+    Tool(GROUPS, "--delete --group fast", ("was successful",)),
     Tool(TOPICS, "--delete --topic flights"),
     Tool(TOPICS, "--describe --topic flights --if-exists"),
 )
@@ -107,12 +193,12 @@ CALLS = (
 def commands(address: str, folder: Path) -> Iterator[str]:
     for one in CALLS:
         words = one.arguments.format(folder=folder).split()
-        server = ["--bootstrap-server", address]
+        server = ["--broker-list" if one.name.endswith("Copier") else "--bootstrap-server", address]
         is_last = one.name.endswith("ClusterTool")  # only there it is the subcommand's
         yield "\t".join((one.name, *(words + server if is_last else server + words)))
 
 
-def test_every_administrative_command_of_kafka_works(tmp_path: Path) -> None:
+def test_every_command_line_of_kafka_works(tmp_path: Path) -> None:
     if not real_kafka.is_available():
         pytest.skip("no Kafka: it needs Maven and a JDK")
     delete = {"partitions": [{"topic": "records", "partition": 0, "offset": 4}], "version": 1}

@@ -8,6 +8,7 @@ from pathlib import Path
 import confluent_kafka
 
 from tests.fakes.broker_process import BrokerProcess, free_port
+from tests.fakes.copying import copy_under_kills
 
 KILLS = 2
 
@@ -33,6 +34,12 @@ def test_an_idempotent_producer_loses_and_repeats_nothing(tmp_path: Path) -> Non
     assert len(producing.acknowledged) > 100
     assert len(set(found.values())) == len(found), "a record is there twice"
     assert {at: found.get(at) for at in producing.acknowledged} == producing.acknowledged
+
+
+def test_an_exactly_once_copy_survives_kills_of_the_broker_and_of_the_copier(
+    tmp_path: Path,
+) -> None:
+    copy_under_kills(tmp_path, kills=3, records=300)
 
 
 class _Producing(threading.Thread):

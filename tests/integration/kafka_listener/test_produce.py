@@ -2,12 +2,13 @@
 
 import gc
 import random
+import sys
 import threading
 import zlib
 
 import pytest
 
-from tests.fakes.kafka_caller import KafkaCaller
+from tests.fakes.kafka_caller import KafkaCaller, request_frame
 from tests.fakes.kafka_requests import batch_of, partitions_of, produce_request, values_in
 from tests.fakes.served_broker import Served
 from tests.fakes.waiting import until
@@ -81,6 +82,27 @@ def test_requests_of_a_connection_are_appended_in_their_order(
     assert [(one.error_code, one.base_offset) for one in answers] == [
         (Code.NONE, number) for number in range(len(sizes))
     ]
+
+
+def test_requests_that_arrive_together_are_one_write_and_one_flush(
+    served: Served, caller: KafkaCaller
+) -> None:
+    served.broker.create_topic("a")
+    ask(caller, ("a", 0, batch_of(b"first")))
+    times = served.broker.commit_times
+    before = [one.snapshot().counts[-1] for one in (times.write, times.flush)]
+    request = produce_request(("a", 0, batch_of(b"x")))
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # a thread that has something to write gets to do it
+    try:
+        for _ in range(10):
+            caller.sock.sendall(request_frame(request, VERSION) * 5)
+            for _ in range(5):
+                caller.answer(request, VERSION)
+    finally:
+        sys.setswitchinterval(interval_s)
+    after = [one.snapshot().counts[-1] for one in (times.write, times.flush)]
+    assert [now - then for now, then in zip(after, before, strict=True)] == [10, 10]
 
 
 def test_partitions_fail_each_for_itself(served: Served, caller: KafkaCaller) -> None:
@@ -157,10 +179,8 @@ def test_a_batch_is_compressed_as_the_topic_says(served: Served, caller: KafkaCa
     assert log_bytes(served, "a") == [b"x" * 500]
 
 
-def test_a_transactional_producer_is_refused(served: Served, caller: KafkaCaller) -> None:
+def test_a_transactions_batch_needs_a_transactional_id(served: Served, caller: KafkaCaller) -> None:
     served.broker.create_topic("a")
-    identity = caller.ask(InitProducerIdRequest("copier", 60_000), 4)
-    assert identity.error_code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     sent = batch_of(b"x", producer_id=5, producer_epoch=0, base_sequence=0, transactional=True)
     (answer,) = ask(caller, ("a", 0, sent))
     assert answer.error_code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
@@ -195,7 +215,7 @@ def test_a_frame_counts_until_it_is_written_also_without_its_client(
     contexts = [one for one in gc.get_objects() if type(one) is KafkaContext]
     context = next(one for one in contexts if one.broker is served.broker)
     caller.send(produce_request(("a", 0, batch_of(bytes(200_000)))), VERSION)
-    until(lambda: served.broker.partition("a", 0).log.log_end_offset == 1)
+    until(lambda: served.broker.partition("a", 0).log_end_offset == 1)
     caller.close()
     other = KafkaCaller(served.kafka_port)
     other.ask(MetadataRequest(topics=None), 9)  # the end of the first was seen before it

@@ -75,7 +75,13 @@ def _secured(folder: Path, *, is_tls: bool, kafka: KafkaSettings) -> Iterator[Se
     http = HttpSettings(tokens_file=file)
     with (
         pytest.MonkeyPatch.context() as patch,
-        served_broker(folder / "data", http=http, tls=tls, kafka=kafka) as served,
+        served_broker(
+            folder / "data",
+            http=http,
+            tls=tls,
+            kafka=kafka,
+            group_consumer_heartbeat_interval_ms=100,
+        ) as served,
     ):
         patch.setattr(tokens_file, "CHECK_INTERVAL_S", 0.0)
         for topic in "orders.eu", "private":
@@ -178,6 +184,34 @@ def test_clients_authenticate_and_see_what_their_token_may_see(
 ) -> None:
     for topics in CLIENTS:
         assert topics(secured, mechanism, secured.token) == {"orders.eu"}, topics
+
+
+def test_a_consumer_group_reads_what_its_members_token_may_see(quick: Secured) -> None:
+    """By a pattern only that, and by name nothing else."""
+    settings = {
+        "bootstrap.servers": quick.address,
+        "security.protocol": "sasl_plaintext",
+        "sasl.mechanisms": "PLAIN",
+        "sasl.username": USER,
+        "sasl.password": quick.token,
+        "group.id": "g",
+        "group.protocol": "consumer",
+    }
+    consumer = confluent_kafka.Consumer(settings)
+    try:
+        consumer.subscribe(["^.*"])
+        until(lambda: consumer.poll(0.02) or consumer.assignment())
+        assert [one.topic for one in consumer.assignment()] == ["orders.eu"]
+        consumer.subscribe(["private"])
+
+        def is_refused() -> bool:
+            message = consumer.poll(0.02)
+            error = None if message is None else message.error()
+            return error is not None and error.name() == "TOPIC_AUTHORIZATION_FAILED"
+
+        until(is_refused)
+    finally:
+        consumer.close()
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

@@ -1,5 +1,5 @@
 """The fixtures of the broker's tests."""
 
-from tests.integration.broker.conftest import fast_store_checks, harness
+from tests.integration.broker.conftest import fast_rounds, harness
 
-__all__ = ["fast_store_checks", "harness"]
+__all__ = ["fast_rounds", "harness"]

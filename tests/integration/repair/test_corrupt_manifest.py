@@ -37,7 +37,7 @@ def corrupt(harness, damage):
     harness.fill(200)
     harness.offload()
     harness.stop_copying()
-    cold = harness.broker.partition("t", 0).cold
+    cold = harness.broker.partition("t", 0)._cold
     key = cold._manifests.versions.key(cold.manifest.version)
     damage(harness, key)
     return key
@@ -55,13 +55,13 @@ def test_verify_and_repair_name_the_manifest(harness, corrupt):
 
 
 def test_reading_that_version_raises_corrupt_manifest(harness, corrupt):
-    cold = harness.broker.partition("t", 0).cold
+    cold = harness.broker.partition("t", 0)._cold
     with pytest.raises(CorruptManifest, match=corrupt):
         cold.reads.manifest_version(cold.manifest.version)
 
 
 def test_readiness_reports_that_the_partition_is_not_offloaded(harness, corrupt):
-    manifests = harness.broker.partition("t", 0).cold._manifests
+    manifests = harness.broker.partition("t", 0)._cold._manifests
     manifests._newest = (-1, "", (0, 0))  # the next commit reloads, as a start does
     harness.fill(100)
     harness.copy_sealed()

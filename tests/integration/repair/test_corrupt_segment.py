@@ -28,9 +28,9 @@ def harness(harness):
     harness.stop_copying()
     for number in range(BATCHES):
         harness.produce("t", [b"%d-%d" % (number, n) for n in range(EACH)])
-    harness.broker.partition("t", 0).log.roll()
+    harness.broker.partition("t", 0).upkeep.roll()
     harness.produce("t", [b"behind"] * EACH)
-    harness.broker.partition("t", 0).log.roll()
+    harness.broker.partition("t", 0).upkeep.roll()
     return harness
 
 
@@ -125,11 +125,11 @@ def test_only_corrupt_batches_are_dropped_and_offload_resumes(harness, rot):
     assert remaining == [one for one in before if one.offset // 3 not in lost]
     assert (harness.broker.folder.damaged / "t-0-0" / log_of(harness).name).read_bytes() == corrupt
     harness.copy_sealed()
-    assert partition.cold.end_offset == 33
-    assert partition.cold.manifest.compacted_before == 0
+    assert partition.cold_end_offset == 33
+    assert partition.manifest.compacted_before == 0
     assert verify_topic(harness.broker, "t", deep=True).ok
     assert repair_topic(harness.broker, "t", deep=True) == []
-    partition.log.delete_local(33)
+    partition.upkeep.delete_local(33)
     assert harness.records("t") == remaining
     assert harness.produce("t", [b"new"]).base_offset == 33
     harness.restart()
@@ -143,7 +143,7 @@ def unreachable():
 def test_corruption_is_reported_until_repaired(harness, monkeypatch):
     damage(harness, (positions(harness)[4] + 70, b"\xff"))
     harness.copy_sealed()
-    assert harness.broker.partition("t", 0).cold.end_offset == 0
+    assert harness.broker.partition("t", 0).cold_end_offset == 0
     (degraded,) = harness.broker.readiness().degraded
     assert "t-0" in degraded
     assert log_of(harness).name in degraded
@@ -151,7 +151,7 @@ def test_corruption_is_reported_until_repaired(harness, monkeypatch):
     assert harness.broker.readiness().reasons == [], "the partition is served"
     partition = harness.broker.partition("t", 0)
     with monkeypatch.context() as down:
-        down.setattr(partition.cold, "resolve_failed_commit", unreachable)
+        down.setattr(partition._cold, "resolve_failed_commit", unreachable)
         harness.copy_sealed()
     assert harness.broker.readiness().degraded == [degraded], "not checked yet"
     corrupt = log_of(harness).read_bytes()
@@ -190,7 +190,7 @@ def test_a_batch_inside_a_record_is_not_taken_for_a_log_batch(harness):
     inner[7] = 34  # a good batch of offsets 34 to 36
     harness.produce("t", [bytes(inner)])
     harness.produce("t", [b"a"] * 3)
-    partition.log.roll()
+    partition.upkeep.roll()
     harness.produce("t", [b"b"])
     bad = log_of(harness).with_name(f"{33:020d}.log")
     patched = bytearray(bad.read_bytes())
@@ -207,7 +207,7 @@ def test_a_corrupt_segment_that_was_uploaded_is_set_aside(harness):
     damage(harness, (positions(harness)[4] + 70, b"\xff"))
     assert repair_topic(harness.broker, "t") == [], "only a deep check reads uploaded segments"
     assert repair(harness, deep=True).action == "set-aside"
-    assert harness.broker.partition("t", 0).log.first_local_offset == 30
+    assert harness.broker.partition("t", 0).first_local_offset == 30
     assert harness.records("t") == before
     assert verify_topic(harness.broker, "t", deep=True).ok
 
@@ -225,7 +225,7 @@ def test_a_corrupt_segment_before_unflushed_records_is_set_aside(harness):
     harness.broker.alter_topic("t", config={"segment.bytes": 1024, "flush.ms": 86_400_000})
     harness.produce("t", [b"flushed"])
     harness.produce("t", [b"of the next" * 100], acks=Acks.LEADER)
-    log = harness.copy_sealed().log
+    log = harness.copy_sealed()._log
     assert (log.high_watermark, log.active_base_offset) == (34, 34)
     flip(log_of(harness).with_name(f"{33:020d}.log"), 70)
     assert repair(harness, deep=True).action == "set-aside"
@@ -252,7 +252,7 @@ def test_setting_a_segment_aside_drops_no_earlier_segment_that_the_bucket_lacks(
     steps = repair_topic(harness.broker, "t", deep=True, apply=True)
     assert [one.action for one in steps] == ["drop-batches", "none", "none"]
     assert f"but not all of {log_of(harness).name}" in steps[-1].detail
-    assert harness.broker.partition("t", 0).log.first_local_offset == 0
+    assert harness.broker.partition("t", 0).first_local_offset == 0
 
 
 def test_a_compacted_topic_is_rehydrated_from_the_bucket(harness):
@@ -261,9 +261,9 @@ def test_a_compacted_topic_is_rehydrated_from_the_bucket(harness):
     harness.copy_sealed()
     damage(harness, (positions(harness)[4] + 70, b"\xff"))
     assert repair(harness, deep=True).action == "set-aside"
-    assert harness.broker.partition("t", 0).log.first_local_offset == 30
+    assert harness.broker.partition("t", 0).first_local_offset == 30
     harness.broker.background.compactor._rehydrate_all()
-    assert harness.broker.partition("t", 0).log.first_local_offset == 0
+    assert harness.broker.partition("t", 0).first_local_offset == 0
     assert harness.records("t") == before
     assert repair_topic(harness.broker, "t", deep=True) == []
 
@@ -271,7 +271,7 @@ def test_a_compacted_topic_is_rehydrated_from_the_bucket(harness):
 def test_only_corrupt_batches_of_a_local_topic_are_dropped(harness):
     harness.broker.alter_topic("t", config={"remote.storage.enable": False})
     harness.restart()
-    assert harness.broker.partition("t", 0).cold is None
+    assert not harness.broker.partition("t", 0).has_bucket
     damage(harness, (positions(harness)[4] + 70, b"\xff"))
     with pytest.raises(CorruptDataError):
         harness.records("t")
@@ -288,10 +288,10 @@ def test_a_batch_in_a_bad_sector_is_corrupt(harness, monkeypatch, in_bucket):
     for number in range(BATCHES):
         harness.produce("u", [b"%d" % number * 3000] * EACH)
     partition = harness.broker.partition("u", 0)
-    partition.log.roll()
+    partition.upkeep.roll()
     if in_bucket:
         harness.copy_sealed()
-    before, path = harness.records("u"), partition.log.segments()[0].path
+    before, path = harness.records("u"), partition.local_segments()[0].path
     written = path.read_bytes()
     with monkeypatch.context() as disk:
         bad = range(10 * 4096, 11 * 4096)

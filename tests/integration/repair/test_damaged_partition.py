@@ -75,7 +75,7 @@ def test_a_damaged_partition_keeps_its_rows_also_if_its_log_starts_at_0_in_the_b
     harness.broker.create_topic("t", config=limits)
     harness.fill(200)
     harness.offload()
-    assert harness.broker.partition("t", 0).log.first_local_offset > 0
+    assert harness.broker.partition("t", 0).first_local_offset > 0
     harness.fill(10)
     crash(harness)
     flip(max((harness.root / "data" / "t-0").glob("*.log")), 100)
@@ -201,7 +201,7 @@ def test_a_corrupt_header_in_a_segment_ending_at_the_recovery_point_is_repaired(
     harness.broker.create_topic("t", config={"remote.storage.enable": False})
     for number in range(5):
         harness.produce("t", [b"%d" % number])
-    harness.broker.partition("t", 0).log.roll()
+    harness.broker.partition("t", 0).upkeep.roll()
     crash(harness)
     flip(harness.root / "data" / "t-0" / "00000000000000000000.log", 2 * 69 + 16)  # the magic
     harness.broker = harness.open()
@@ -299,7 +299,7 @@ def test_a_segment_with_a_record_that_the_bucket_lacks_is_not_set_aside(harness)
     harness.offload()
     harness.stop_copying()
     harness.produce("t", [b"only on disk"])
-    harness.broker.partition("t", 0).log.roll()
+    harness.broker.partition("t", 0).upkeep.roll()
     crash(harness)
     flip(harness.root / "data" / "t-0" / f"{10:020d}.log", 16)  # the magic
     harness.broker = harness.open()
@@ -456,9 +456,9 @@ def test_trimmed_offsets_are_not_reported_as_lost(offloaded):
     offloaded.set_down(True)
     offloaded.broker.trim("t", 0, 30)
     offloaded.set_down(False)
-    assert offloaded.broker.partition("t", 0).log.first_local_offset == 30
+    assert offloaded.broker.partition("t", 0).first_local_offset == 30
     assert repair_topic(offloaded.broker, "t", apply=True) == []
-    assert offloaded.broker.partition("t", 0).cold.manifest.gaps == ()
+    assert offloaded.broker.partition("t", 0).manifest.gaps == ()
 
 
 def test_an_older_copy_of_a_folder_is_fenced_by_the_bucket(offloaded, tmp_path):
@@ -468,7 +468,7 @@ def test_an_older_copy_of_a_folder_is_fenced_by_the_bucket(offloaded, tmp_path):
     offloaded.broker.checkpoints.save()
     shutil.copytree(data, tmp_path / "older")
     offloaded.produce("t", [b"4" * 60] * 10)
-    offloaded.broker.partition("t", 0).log.roll()
+    offloaded.broker.partition("t", 0).upkeep.roll()
     offloaded.upload_sealed()
     offloaded.broker.close()
     shutil.rmtree(data)

@@ -31,7 +31,7 @@ def fill(harness, segments, **config):
 def produce(harness, segments):
     for _ in range(segments):
         harness.produce("t", [b"x" * 60] * 10)
-        harness.broker.partition("t", 0).log.roll()
+        harness.broker.partition("t", 0).upkeep.roll()
 
 
 def lose(harness, *base_offsets, suffixes=("log", "index", "timeindex", "snapshot")):
@@ -67,17 +67,17 @@ def test_a_lost_segment_is_read_from_the_bucket(
     harness.broker.create_topic("t", config=CONFIG)
     harness.stop_copying()
     harness.produce("t", [b"x"] * 5)
-    harness.broker.partition("t", 0).log.roll()
+    harness.broker.partition("t", 0).upkeep.roll()
     harness.produce("t", [b"x"] * 5)
-    harness.broker.partition("t", 0).log.roll()
+    harness.broker.partition("t", 0).upkeep.roll()
     produce(harness, 4)
     harness.copy_sealed()
-    harness.broker.partition("t", 0).log.delete_local(local_start)
+    harness.broker.partition("t", 0).upkeep.delete_local(local_start)
     lose(harness, 10)
     partition = harness.copy_sealed()
-    assert partition.log.first_local_offset == after_start
+    assert partition.first_local_offset == after_start
     run_janitor(harness.broker)
-    assert partition.log.first_local_offset == 20
+    assert partition.first_local_offset == 20
     assert offsets(harness) == list(range(50))
     assert harness.broker.readiness().degraded == []
     assert verify_topic(harness.broker, "t", deep=True).ok
@@ -105,16 +105,16 @@ def test_a_lost_segment_of_a_compacted_log_is_read_from_the_bucket(
             "t",
             [(b"%d" % (number * 10 + n), b"x" * 400) for n in range(8)] + [(b"k", b"x")] * 2,
         )
-        harness.broker.partition("t", 0).log.roll()
+        harness.broker.partition("t", 0).upkeep.roll()
     harness.copy_sealed()
     compacted(harness, "t")
-    assert harness.copy_sealed().log.sealed.mirrored
+    assert harness.copy_sealed().is_mirrored
     harness.broker.alter_topic("t", config={"cleanup.policy": policy})
     before = harness.records("t")
     assert len(before) == 49
     lose(harness, 20)
     partition = harness.broker.partition("t", 0)
-    assert partition.log.first_local_offset == first_local
+    assert partition.first_local_offset == first_local
     assert harness.records("t") == before
     harness.broker.background.compactor.run_round()
     harness.copy_sealed()
@@ -127,7 +127,7 @@ def test_a_segment_in_neither_tier_blocks_offload_until_its_loss_is_accepted(har
     lose(harness, 20)
     partition = harness.copy_sealed()
     partition = harness.copy_sealed()
-    assert partition.cold.end_offset == 10, "the segment before the hole is uploaded"
+    assert partition.cold_end_offset == 10, "the segment before the hole is uploaded"
     (degraded,) = harness.broker.readiness().degraded
     assert "offsets 20 to 29 are missing" in degraded
     run_janitor(harness.broker)
@@ -136,11 +136,11 @@ def test_a_segment_in_neither_tier_blocks_offload_until_its_loss_is_accepted(har
     assert "offsets 20 to 29 are lost" in step.detail
     (step,) = repair_topic(harness.broker, "t", apply=True, accept_loss=True)
     assert step.done
-    assert harness.copy_sealed().cold.end_offset == 50
+    assert harness.copy_sealed().cold_end_offset == 50
     assert offsets(harness) == [*range(20), *range(30, 50)]
     assert harness.broker.readiness().degraded == []
     assert verify_topic(harness.broker, "t", deep=True).ok
-    partition.log.delete_local(50)
+    partition.upkeep.delete_local(50)
     assert offsets(harness) == [*range(20), *range(30, 50)]
 
 
@@ -150,10 +150,10 @@ def test_a_hole_at_the_end_of_the_bucket_becomes_a_gap(harness, front_is_local):
     partition = harness.copy_sealed()
     produce(harness, 3)
     if not front_is_local:
-        partition.log.delete_local(20)
+        partition.upkeep.delete_local(20)
     lose(harness, 20, 30)
     before = segment_objects(harness)
-    assert harness.copy_sealed().cold.end_offset == 20
+    assert harness.copy_sealed().cold_end_offset == 20
     assert segment_objects(harness) == before, "nothing is uploaded in vain"
     (degraded,) = harness.broker.readiness().degraded
     assert "offsets 20 to 39 are missing" in degraded
@@ -161,7 +161,7 @@ def test_a_hole_at_the_end_of_the_bucket_becomes_a_gap(harness, front_is_local):
     assert (step.action, step.base_offset, step.last_offset) == ("drop", 20, 39)
     (step,) = repair_topic(harness.broker, "t", apply=True)
     assert step.done
-    assert harness.copy_sealed().cold.end_offset == 50
+    assert harness.copy_sealed().cold_end_offset == 50
     assert harness.broker.readiness().degraded == []
     run_janitor(harness.broker)
     assert offsets(harness) == [*range(20), *range(40, 50)]
@@ -182,7 +182,7 @@ def test_compacted_offsets_are_not_a_loss(harness, policy):
     harness.copy_sealed()
     harness.copy_sealed()
     partition = harness.copy_sealed()
-    assert partition.cold.end_offset == (50 if policy == "compact" else 10)
+    assert partition.cold_end_offset == (50 if policy == "compact" else 10)
     assert verify_topic(harness.broker, "t", deep=True).ok is (policy == "compact")
 
 
@@ -242,15 +242,15 @@ def test_no_local_segment_is_deleted_before_compaction_is_mirrored(harness, monk
     monkeypatch.setattr("tierlog.manifest.codec.INLINE_MAX", 3)
     monkeypatch.setattr("tierlog.manifest.codec.SMALL_PAGE", 4)
     fill(harness, 5)
-    harness.copy_sealed().log.delete_local(10)
+    harness.copy_sealed().upkeep.delete_local(10)
     lose(harness, 20)
     partition = harness.copy_sealed()
-    partition.log._state.unmirrored = True
+    partition._log._state.unmirrored = True
     run_janitor(harness.broker)
-    assert partition.log.first_local_offset == 10
-    partition.log._state.unmirrored = False
+    assert partition.first_local_offset == 10
+    partition._log._state.unmirrored = False
     run_janitor(harness.broker)
-    assert partition.log.first_local_offset == 30
+    assert partition.first_local_offset == 30
 
 
 def test_a_start_succeeds_even_if_earlier_segments_cannot_be_deleted(harness, monkeypatch):
@@ -264,9 +264,9 @@ def test_a_start_succeeds_even_if_earlier_segments_cannot_be_deleted(harness, mo
         disk.setattr(PartitionLog, "delete_local", full)
         lose(harness, 10)
     partition = harness.copy_sealed()
-    assert partition.log.first_local_offset == 0
+    assert partition.first_local_offset == 0
     run_janitor(harness.broker)
-    assert partition.log.first_local_offset == 20
+    assert partition.first_local_offset == 20
     assert offsets(harness) == list(range(50))
 
 
@@ -305,14 +305,14 @@ def test_a_damaged_segment_blocks_no_other(harness, damage):
         for segment in range(4):
             for batch in range(5):
                 harness.produce(topic, [b"x" * 60] * 2, at=10 * segment + 2 * batch)
-            harness.broker.partition(topic, 0).log.roll()
+            harness.broker.partition(topic, 0).upkeep.roll()
     harness.restart()
     harness.stop_copying()
     damage(harness.root / "data" / "t-0" / f"{20:020d}.log")
     for _ in range(2):  # the first round may only claim
         partition = harness.copy_sealed()
-    assert partition.cold.end_offset == 20
-    assert harness.broker.partition("u", 0).cold.end_offset == 40
+    assert partition.cold_end_offset == 20
+    assert harness.broker.partition("u", 0).cold_end_offset == 40
     harness.broker.storage_report()
     assert [one.base_offset for one in iter_segments(partition)] == [0, 10, 20, 30]
     (degraded,) = harness.broker.readiness().degraded
@@ -356,7 +356,7 @@ def test_trimming_a_segment_during_its_upload_is_not_an_error(harness, monkeypat
     with capture_logs() as logs:
         partition = harness.copy_sealed()
     assert not [line for line in logs if line["log_level"] in {"warning", "error"}]
-    assert partition.cold.end_offset == 20
+    assert partition.cold_end_offset == 20
     assert [entry.base_offset for entry in partition.cold_entries(0)] == [10]
 
 
@@ -370,8 +370,8 @@ def test_a_lack_of_file_descriptors_is_not_a_lost_file(harness, monkeypatch):
     partition = harness.copy_sealed()
     assert harness.broker.readiness().degraded == []
     monkeypatch.undo()
-    assert harness.copy_sealed().cold.end_offset == 10
-    assert partition.cold.end_offset == 10
+    assert harness.copy_sealed().cold_end_offset == 10
+    assert partition.cold_end_offset == 10
 
 
 def test_deleting_a_topic_during_its_upload_is_not_a_lost_file(harness, monkeypatch):

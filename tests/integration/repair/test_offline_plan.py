@@ -100,7 +100,7 @@ def test_a_damaged_file_is_named_by_its_path(root):
 def test_planning_for_a_partition_of_another_owner_is_fenced(root, tmp_path):
     shutil.copytree(root / "data", tmp_path / "older")
     harness = BrokerHarness(root)
-    harness.wait_for(lambda: harness.broker.partition("t", 0).cold.ownership.claimed)
+    harness.wait_for(lambda: harness.broker.partition("t", 0).is_claimed)
     harness.broker.close()
     shutil.rmtree(root / "data")
     shutil.copytree(tmp_path / "older", root / "data")
@@ -127,7 +127,7 @@ def test_planning_in_a_running_broker_claims_nothing(root):
     before = snapshot(root / "bucket")
     assert repair_topic(broker, "t", deep=True) == []
     assert broker.collect_garbage("t").keys() == {0}
-    assert not broker.partition("t", 0).cold.ownership.claimed
+    assert not broker.partition("t", 0).is_claimed
     assert snapshot(root / "bucket") == before
     with pytest.raises(ConfigurationError, match="in use by another broker"):
         plan_repair(settings, store, "t", deep=False)

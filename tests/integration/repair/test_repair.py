@@ -21,6 +21,7 @@ from tests.integration.broker.test_adopt import copy_of_kafka
 from tests.integration.repair.test_verify import entries, filled, path_of
 from tierlog.broker.broker import Broker
 from tierlog.broker.settings import BrokerSettings
+from tierlog.broker.upkeep import PartitionUpkeep
 from tierlog.manifest.invariants import InvalidTransition
 from tierlog.object_store.open import open_store
 from tierlog.record_format.batch import HEADER_SIZE, iter_headers
@@ -52,7 +53,7 @@ def covered_locally(harness):
 
 
 def corrupt_local_copy(harness, entry):
-    log = harness.broker.partition("t", 0).log
+    log = harness.broker.partition("t", 0)._log
     flip(next(one.path for one in log.segments() if one.base_offset == entry.base_offset), 15)
 
 
@@ -69,7 +70,7 @@ def test_segments_that_left_the_disk_during_the_check_are_not_lost(filled, monke
         found = check(*args)
         filled.fill(200)
         filled.offload()
-        log = filled.broker.partition("t", 0).log
+        log = filled.broker.partition("t", 0)._log
         log.delete_local(log.active_base_offset)
         return found
 
@@ -90,7 +91,7 @@ def test_a_log_object_is_uploaded_again_from_the_local_segment(filled, damage):
     assert new.log_key != entry.log_key
     assert new.same_bytes(entry)
     assert new.modified_ms == entry.modified_ms
-    cold = filled.broker.partition("t", 0).cold
+    cold = filled.broker.partition("t", 0)._cold
     assert cold.manifest.compacted_before == 0
     assert entry.log_key in {removed.key for removed in cold.manifest.removed}
     assert filled.records("t") == before
@@ -104,7 +105,7 @@ def test_a_partly_trimmed_segment_is_uploaded_again(filled):
     assert steps(filled) == [("upload-again", entry.base_offset)]
     assert [one.done for one in repair_topic(filled.broker, "t", apply=True)] == [True]
     assert verify_topic(filled.broker, "t", deep=True).ok
-    filled.broker.partition("t", 0).log.delete_local(entry.next_offset)
+    filled.broker.partition("t", 0).upkeep.delete_local(entry.next_offset)
     start = entry.base_offset + 1
     assert filled.records("t", offset=start)[0].offset == start
 
@@ -131,7 +132,7 @@ def test_a_segment_in_neither_tier_is_dropped_with_its_offsets_named(filled):
     assert "offsets 30 to 59 (30 records) are lost" in step.detail
     repair_topic(filled.broker, "t", apply=True)
     assert verify_topic(filled.broker, "t", deep=True).ok
-    cold = filled.broker.partition("t", 0).cold
+    cold = filled.broker.partition("t", 0)._cold
     assert [(gap.start_offset, gap.end_offset) for gap in cold.manifest.gaps] == [(30, 60)]
     assert filled.records("t") == [one for one in before if not 30 <= one.offset < 60]
 
@@ -151,7 +152,7 @@ def test_only_the_corrupt_batch_of_an_object_is_dropped(filled):
     assert verify_topic(filled.broker, "t", deep=True).ok
     (new,) = [e for e in entries(filled) if e.base_offset == 30]
     assert (new.last_offset, new.record_count, new.modified_ms) == (59, 20, entry.modified_ms)
-    cold = filled.broker.partition("t", 0).cold
+    cold = filled.broker.partition("t", 0)._cold
     assert cold.manifest.compacted_before == 0
     assert set(entry.keys) <= {removed.key for removed in cold.manifest.removed}
     assert filled.records("t") == [one for one in before if not 30 <= one.offset < 40]
@@ -223,11 +224,11 @@ def test_a_batch_that_turns_corrupt_during_the_salvage_fails_it(filled):
 def test_a_transaction_stays_aborted_if_its_marker_is_lost(tmp_path):
     harness = BrokerHarness(copy_of_kafka(tmp_path, "txn-0", clean=True))
     partition = harness.broker.partition("txn", 0)
-    partition.log.roll()
+    partition.upkeep.roll()
     offload(harness, "txn")
-    end = partition.log.high_watermark
-    assert partition.log.delete_local(end)
-    before = partition.cold.reads.aborted_transactions(0, end)
+    end = partition.high_watermark
+    assert partition.upkeep.delete_local(end)
+    before = partition._cold.reads.aborted_transactions(0, end)
     for entry in partition.cold_entries(0):
         path = path_of(harness, entry.log_key)
         markers = [one.position for one in iter_headers(path.read_bytes()) if one.is_control]
@@ -237,7 +238,7 @@ def test_a_transaction_stays_aborted_if_its_marker_is_lost(tmp_path):
     assert {(step.action, step.done) for step in found} == {("drop-batches", True)}
     assert verify_topic(harness.broker, "txn", deep=True).ok
     assert before
-    assert partition.cold.reads.aborted_transactions(0, end) == before
+    assert partition._cold.reads.aborted_transactions(0, end) == before
     harness.broker.close()
 
 
@@ -248,7 +249,7 @@ def test_a_scratch_disk_that_fails_is_not_called_full(filled, monkeypatch):
         yield b""
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(bucket_repair.BucketRepair, "_local", fails)
+    monkeypatch.setattr(PartitionUpkeep, "local_pieces", fails)
     monkeypatch.setattr(bucket_repair.BucketRepair, "_is_local", lambda *_: True)
     with pytest.raises(OSError, match="Input/output error"):
         repair_topic(filled.broker, "t", apply=True)
@@ -314,7 +315,7 @@ def test_an_index_is_not_rebuilt_from_a_corrupt_log_object(filled):
 
 
 def test_a_problem_that_cannot_be_repaired_is_reported(filled):
-    cold = filled.broker.partition("t", 0).cold
+    cold = filled.broker.partition("t", 0)._cold
     flip(path_of(filled, cold._manifests.versions.key(cold.manifest.version)), 200)
     (step,) = repair_topic(filled.broker, "t", apply=True)
     assert (step.action, step.done) == ("none", False)

@@ -125,7 +125,7 @@ def test_no_offset_is_reused_and_readers_skip_the_gap(lost, tmp_path, to_close):
     records = new.records("t")
     assert [record.offset for record in records] == [*range(80), 80 + GAP]
     new.offload()
-    cold = new.broker.partition("t", 0).cold
+    cold = new.broker.partition("t", 0)._cold
     assert [tuple(g for g in (gap.start_offset, gap.end_offset)) for gap in cold.manifest.gaps] == [
         (80, 80 + GAP)
     ]
@@ -178,7 +178,7 @@ def test_a_former_owner_is_fenced_and_no_referenced_object_is_lost(lost, tmp_pat
     assert len(new.records("t")) == 120
     named = {key for entry in new.broker.partition("t", 0).cold_entries(0) for key in entry.keys}
     lost.produce("t", [b"not seen yet"])
-    lost.broker.partition("t", 0).log.roll()
+    lost.broker.partition("t", 0).upkeep.roll()
     lost.claim()
     with pytest.raises(FencedError, match="took the partition over; `tierlog serve --take-over`"):
         lost.produce("t", [b"too late"])
@@ -246,7 +246,7 @@ def test_a_complete_tail_needs_no_gap(lost, tmp_path, to_close):
     assert new.produce("t", [b"first"], partition=1).base_offset == 0
     new.offload()
     assert verify_topic(new.broker, "t", deep=True).ok
-    assert new.broker.partition("t", 0).cold.manifest.gaps == ()
+    assert new.broker.partition("t", 0).manifest.gaps == ()
     new.restart()
     assert len(new.records("t")) == 101
 
@@ -256,7 +256,7 @@ def test_a_tail_inside_a_segment_is_copied_from_the_buckets_end(lost, tmp_path, 
     old = tmp_path / "old"
     shutil.copytree(lost.root / "data", old)
     lost.broker = lost.open()
-    log = lost.broker.partition("t", 0).log
+    log = lost.broker.partition("t", 0)._log
     (active,) = [view.base_offset for view in log.segments() if view.active]
     lost.broker.close()
     assert active == 80
@@ -378,7 +378,7 @@ def test_a_tail_corrupted_before_the_first_start_is_truncated_only_with_accept_l
     if not is_whole:
         lost.broker = lost.open()
         lost.fill(20, mark=b"tail")
-        lost.broker.partition("t", 0).log.roll()
+        lost.broker.partition("t", 0).upkeep.roll()
         lost.fill(10, mark=b"lost")
         lost.broker.close()
         lose_the_last_segment(lost.root / "data")
@@ -420,7 +420,7 @@ def local_topic(harness):
     harness.broker.create_topic("t", config={**CONFIG, "remote.storage.enable": False})
     for _ in range(10):
         harness.fill(10)
-        harness.broker.partition("t", 0).log.roll()
+        harness.broker.partition("t", 0).upkeep.roll()
     harness.broker.checkpoints.save()
     harness.claim()
     return harness
@@ -459,10 +459,10 @@ def test_the_log_start_is_restored_from_the_tail(harness, tmp_path, to_close, re
 
 def test_a_tail_trimmed_past_the_buckets_end_is_copied(lost, tmp_path, to_close):
     lost.broker = lost.open(down=True, store_start_timeout_ms=200)
-    lost.broker.partition("t", 0).log.roll()
+    lost.broker.partition("t", 0).upkeep.roll()
     lost.fill(10, mark=b"tail")
     lost.broker.trim("t", 0, 100)
-    assert lost.broker.partition("t", 0).log.first_local_offset == 100
+    assert lost.broker.partition("t", 0).first_local_offset == 100
     lost.broker.close()
     new = Restored(tmp_path / "new", lost, tail=lost.root / "data")
     to_close.append(new)
@@ -470,7 +470,7 @@ def test_a_tail_trimmed_past_the_buckets_end_is_copied(lost, tmp_path, to_close)
     assert [one.offset for one in new.records("t", offset=100)] == list(range(100, 110))
     assert new.produce("t", [b"next"]).base_offset == 110
     new.offload()
-    removed = new.broker.partition("t", 0).cold.manifest.removed
+    removed = new.broker.partition("t", 0).manifest.removed
     assert {one.reason for one in removed} == {Reason.TRIM}
     assert verify_topic(new.broker, "t", deep=True).ok
 
@@ -730,7 +730,7 @@ def test_compacted_offsets_of_a_tail_are_not_a_loss(harness, tmp_path, to_close)
     for keys in ((b"once", b"again"), (b"more", b"again"), (b"last",)):
         for key in keys:
             put(harness, "t", [(key, b"x" * 600)])
-        harness.broker.partition("t", 0).log.roll()
+        harness.broker.partition("t", 0).upkeep.roll()
     harness.broker.background.compactor.run_round()
     harness.broker.alter_topic("t", config={"cleanup.policy": "delete"})
     harness.claim()
@@ -751,12 +751,12 @@ def test_aborted_transactions_of_a_tail_stay_aborted(tmp_path, to_close):
     harness.broker.alter_topic("txn", config={"remote.storage.enable": False})
     harness.claim()
     end = harness.broker.partition("txn", 0).offsets().high_watermark
-    aborted = harness.broker.partition("txn", 0).log.aborted_transactions(0, end)
+    aborted = harness.broker.partition("txn", 0)._log.aborted_transactions(0, end)
     assert aborted
     harness.broker.close()
     new = Restored(tmp_path / "new", harness, tail=harness.root / "data")
     to_close.append(new)
-    assert new.broker.partition("txn", 0).log.aborted_transactions(0, end) == aborted
+    assert new.broker.partition("txn", 0)._log.aborted_transactions(0, end) == aborted
 
 
 def test_an_unpublished_topic_is_restored_from_the_tail(lost, tmp_path, to_close):
@@ -796,9 +796,9 @@ def test_partitions_that_were_uploaded_but_not_published_are_restored(
         with pytest.raises(ManifestConflict):
             harness.broker.background.copy_round()
         harness.fill(20, partition=2)
-        harness.broker.partition("t", 2).log.roll()
+        harness.broker.partition("t", 2).upkeep.roll()
         harness.copy_sealed()
-    assert harness.broker.partition("t", 2).cold.end_offset == 20
+    assert harness.broker.partition("t", 2).cold_end_offset == 20
     harness.broker.close()
     shutil.rmtree(harness.root / "data")
     topics = TopicObjects(store_of(harness))
@@ -823,7 +823,7 @@ def test_a_tail_whose_first_records_were_compacted_has_no_hole(harness, tmp_path
     for number in range(3):
         put(harness, "t", [(b"again", b"%d" % number)])
     put(harness, "t", [(b"once", b"kept")])
-    log = harness.broker.partition("t", 0).log
+    log = harness.broker.partition("t", 0)._log
     log.roll()
     put(harness, "t", [(b"again", b"last")])
     log.roll()
@@ -950,7 +950,7 @@ def test_a_producer_retry_is_a_duplicate_after_a_trim_and_a_restore(
     lost.broker = lost.open(down=trimmed == "past a segment", store_start_timeout_ms=200)
     first = lost.produce_idempotent(sequence=0)
     if trimmed == "past a segment":
-        lost.broker.partition("t", 0).log.roll()
+        lost.broker.partition("t", 0).upkeep.roll()
     else:
         lost.claim()
     if trimmed != "to the end":
@@ -1012,7 +1012,7 @@ def test_an_unreadable_topic_blocks_no_other(lost, tmp_path, to_close):
     lost.broker = lost.open()
     ids = {name: lost.broker.create_topic(name).topic_id for name in ("bad-topic", "bad-manifest")}
     lost.broker.background.copier.run_round()
-    lost.wait_for(lambda: all(one.cold.ownership.claimed for one in lost.broker.partitions()))
+    lost.wait_for(lambda: all(one.is_claimed for one in lost.broker.partitions()))
     lost.wait_for(lambda: not any(one.dirty for one in lost.broker.registry.live()))
     before = lost.records("t")
     lost.broker.close()
@@ -1123,7 +1123,7 @@ def test_a_folder_left_by_a_refused_start_can_be_restored_into(lost, tmp_path):
     options = RestoreOptions(data_dir=tmp_path / "new", gap=GAP, clock=lambda: 0)
     restore(store_of(lost), options)
     broker = Broker.open(settings, store=store_of(lost))
-    assert broker.partition("t", 0).log.log_end_offset == 80 + GAP
+    assert broker.partition("t", 0).log_end_offset == 80 + GAP
     broker.close()
     with pytest.raises(ConfigurationError, match="not empty, it belongs to a broker: serve it"):
         restore(store_of(lost), options)
@@ -1205,7 +1205,7 @@ def test_a_tail_with_an_interrupted_compaction_swap_keeps_all_keys(
     put(harness, "t", [(b"before", b"1")])
     harness.offload()
     harness.stop_copying()
-    log = harness.broker.partition("t", 0).log
+    log = harness.broker.partition("t", 0)._log
     for number in range(3):
         put(harness, "t", [(b"k%d" % number, b"kept"), (b"again", b"%d" % number)])
     log.roll()

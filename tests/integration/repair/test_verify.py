@@ -111,7 +111,7 @@ def test_planted_a_check_that_reads_no_bytes_misses_the_flip(filled, monkeypatch
 
 
 def test_a_missing_or_corrupt_manifest_is_named(filled):
-    cold = filled.broker.partition("t", 0).cold
+    cold = filled.broker.partition("t", 0)._cold
     key = cold._manifests.versions.key(cold.manifest.version)
     path = path_of(filled, key)
     whole = path.read_bytes()
@@ -143,7 +143,7 @@ def test_a_missing_truncated_or_corrupt_page_is_named_and_the_rest_is_checked(fi
     for start in range(0, 100, 10):
         filled.produce("t", [b"%d" % (start + i) * 30 for i in range(10)], at=2000 + start)
     filled.offload()
-    pages = filled.broker.partition("t", 0).cold.manifest.pages
+    pages = filled.broker.partition("t", 0).manifest.pages
     assert len(pages) > 2
     assert offline(filled).checked.pages == len(pages)
     assert offline(filled).ok
@@ -163,13 +163,13 @@ def test_a_missing_truncated_or_corrupt_page_is_named_and_the_rest_is_checked(fi
 
 
 def entries_readable(harness, lost_page):
-    manifest = harness.broker.partition("t", 0).cold.manifest
+    manifest = harness.broker.partition("t", 0).manifest
     count = manifest.segment_count - lost_page.entry_count
     return range(count)
 
 
 def test_a_pin_whose_version_lost_an_object_is_named(filled):
-    cold = filled.broker.partition("t", 0).cold
+    cold = filled.broker.partition("t", 0)._cold
     cold.pins.create_pin("friday", cold.manifest.version)
     assert verify_topic(filled.broker, "t").ok
     key = cold._manifests.versions.key(cold.manifest.version)
@@ -180,7 +180,7 @@ def test_a_pin_whose_version_lost_an_object_is_named(filled):
 
 
 def test_an_unreadable_pin_does_not_hide_the_others(filled):
-    cold = filled.broker.partition("t", 0).cold
+    cold = filled.broker.partition("t", 0)._cold
     for name in ("friday", "monday"):
         cold.pins.create_pin(name, cold.manifest.version)
     key = cold._manifests.versions.key(cold.manifest.version)
@@ -193,7 +193,7 @@ def test_an_unreadable_pin_does_not_hide_the_others(filled):
 
 
 def test_a_corrupt_local_segment_is_named_by_its_file(filled):
-    view = next(v for v in filled.broker.partition("t", 0).log.segments() if v.sealed)
+    view = next(v for v in filled.broker.partition("t", 0).local_segments() if v.sealed)
     flip(view.path, 500)
     assert verify_topic(filled.broker, "t").ok
     report = verify_topic(filled.broker, "t", deep=True)
@@ -208,7 +208,7 @@ def test_offsets_missing_from_local_files_are_named(harness, damage):
     harness.broker.create_topic("t", config=config)
     for number in range(30):
         harness.produce("t", [b"%d" % number * 60])
-    before, gone, after = harness.broker.partition("t", 0).log.segments()[1:4]
+    before, gone, after = harness.broker.partition("t", 0).local_segments()[1:4]
     harness.broker.close()
     if damage == "lost":
         gone.path.unlink()
@@ -224,7 +224,7 @@ def test_offsets_missing_from_local_files_are_named(harness, damage):
 
 
 def test_tiers_that_differ_are_named_and_repaired_from_the_bucket(filled):
-    view = next(v for v in filled.broker.partition("t", 0).log.segments() if v.sealed)
+    view = next(v for v in filled.broker.partition("t", 0).local_segments() if v.sealed)
     before = filled.records("t")
     flip(view.path, 15)  # the leader epoch, which a batch's own CRC leaves out
     report = verify_topic(filled.broker, "t", deep=True)
@@ -321,7 +321,7 @@ def test_segments_offloaded_during_the_check_are_not_a_hole(filled, monkeypatch)
         found = check(*args)
         filled.produce("t", [b"more"] * 10)
         filled.offload()
-        filled.broker.partition("t", 0).log.delete_local(211)
+        filled.broker.partition("t", 0).upkeep.delete_local(211)
         return found
 
     monkeypatch.setattr(verify, "check_partition", check_for_long)
@@ -330,7 +330,7 @@ def test_segments_offloaded_during_the_check_are_not_a_hole(filled, monkeypatch)
 
 
 def test_a_local_segment_with_a_bad_sector_is_named(filled, monkeypatch):
-    log = filled.broker.partition("t", 0).log
+    log = filled.broker.partition("t", 0)._log
     bad = log.segments()[0]
     with monkeypatch.context() as disk:
         log.sealed.prepare_upload(bad.base_offset)  # opened before the sector fails
@@ -360,14 +360,14 @@ def test_a_local_segment_with_a_bad_sector_is_listed(filled, monkeypatch):
     filled.restart()  # clears cached counts
     partition = filled.broker.partition("t", 0)
     listed = [one.base_offset for one in peek_segments(partition)]
-    bad = partition.log.segments()[0]
+    bad = partition.local_segments()[0]
     with monkeypatch.context() as disk:
         cannot_read(disk, bad.path, kept=filled.root / "kept")
         assert [one.base_offset for one in iter_segments(partition)] == listed
 
 
 def test_the_active_segment_can_be_rolled_during_the_check(filled, monkeypatch):
-    log, scan = filled.broker.partition("t", 0).log, local_check.scan_segment
+    log, scan = filled.broker.partition("t", 0)._log, local_check.scan_segment
     assert log.segments()[-1].size_bytes
 
     def roll_first(path, **kwargs):

@@ -235,6 +235,7 @@ def test_an_error_in_the_tasks_of_a_job_is_one_line(spark, tiers, tmp_path, caps
     assert capsys.readouterr().err.splitlines()[-1].startswith("tierlog: cannot reach the broker: ")
 
 
+@pytest.mark.soak  # a session of its own
 def test_an_interrupted_job_exits_130_without_a_traceback(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

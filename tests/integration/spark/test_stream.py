@@ -473,7 +473,7 @@ def test_a_compacted_topic_that_came_back_to_disk_is_read_across_its_gap(tmp_pat
     lose_disk(tmp_path, gap=gap)
     with two_tiers(tmp_path) as tiers:
         tiers.broker.background.compactor.run_round()
-        assert tiers.broker.partition("t", 0).log.first_local_offset == 0
+        assert tiers.broker.partition("t", 0).first_local_offset == 0
         append(tiers, 300, 50)
         everything = [*range(300), *range(gap + 300, gap + 350)]
         given = {"server": tiers.url, "subscribe": "t", "maxRecordsPerPartition": "40"}

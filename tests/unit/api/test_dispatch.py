@@ -47,6 +47,7 @@ def app_of(respond: Any, admit: Any = None) -> TierlogApp:
         access=nothing,
         unsent=nothing,
         metrics=HttpMetrics(),
+        gateway=None,
         immediate=ImmediateHandlers(),
         problem=lambda _, error, writing: to_problem(error, request_id="", writing=writing),
     )

@@ -21,6 +21,7 @@ def test_every_error_class_has_a_row_in_the_table() -> None:
         service.ClientDisconnected,
         service.ResponseCutShort,
         problems.AppendedInPart,
+        problems.PeerProblem,
     )
     for module in (errors, problems, messages, service):
         for _, kind in inspect.getmembers(module, inspect.isclass):

@@ -209,6 +209,15 @@ def test_a_new_member_begins_a_generation_with_all(state: State) -> None:
     assert (joined.error, joined.generation, joined.members) == (NONE, before + 1, ())
 
 
+@pytest.mark.parametrize("state", IN_STATE)
+def test_other_partitions_are_assigned_in_another_generation(state: State) -> None:
+    """If a member has, or is about to get, those that there were."""
+    group = IN_STATE[state]()
+    group.take(group.group.distribute_again(group.now_ms))
+    assigned_before = state in (State.COMPLETING, State.STABLE)
+    assert group.group.state is (State.PREPARING if assigned_before else state)
+
+
 def test_the_leader_alone_is_told_the_members_and_assigns() -> None:
     group = Group()
     first, second = group.join(), group.join()
@@ -444,6 +453,7 @@ STEP = st.tuples(
             "sync",
             "beat",
             "leave",
+            "grow",
             "time",
             "write",
             "fail",
@@ -493,6 +503,8 @@ def act(group: Group, step: str, number: int) -> None:
         group.heartbeat(member_id)
     elif step == "leave":
         group.leave(Identity(member_id, instance_id))
+    elif step == "grow":
+        group.take(group.group.distribute_again(group.now_ms))
     elif step == "time":
         group.pass_time(number * 4000)
     else:

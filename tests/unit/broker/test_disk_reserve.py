@@ -1,8 +1,11 @@
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tierlog.broker.disk_reserve import DiskReserve
+from tierlog.broker.settings import BrokerSettings
 from tierlog.record_format.errors import DiskFull
 
 
@@ -59,3 +62,14 @@ def test_with_nothing_to_release_writes_are_refused_until_there_is_space():
     disk.free = 100
     reserve.check(disk.reliefs)
     reserve.check_not_breached()
+
+
+@pytest.mark.parametrize(
+    ("disk_bytes", "expected"), [(10 << 30, (10 << 30) // 20), (250 << 30, 1 << 30)]
+)
+def test_by_default_a_twentieth_of_the_disk_is_kept_and_a_gib_at_most(
+    disk_bytes, expected, monkeypatch
+):
+    disk = SimpleNamespace(f_frsize=4096, f_blocks=disk_bytes // 4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: disk)
+    assert BrokerSettings(data_dir=Path("/x")).resolve().disk_reserve_bytes == expected

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tierlog.broker.group_configs import GroupConfigs
 from tierlog.broker.groups import Groups, NewOffset
 from tierlog.broker.settings import BrokerSettings
 from tierlog.hot_tier.log_config import LogConfig
@@ -19,12 +20,12 @@ class Log:
     """A partition whose appends complete when the test calls `flush`."""
 
     def __init__(self):
-        self.log = SimpleNamespace(config=LogConfig.parse({}))
-        self.gaps = ()
+        self.config = LogConfig.parse({})
+        self.gaps, self.number = (), 0
         self.appended = []
         self.append_called = threading.Semaphore(0)
 
-    def append(self, batches, *, acks):
+    def append(self, batches, *, acks, verify):
         future = Future()
         self.appended.append(future)
         self.append_called.release()
@@ -48,10 +49,12 @@ class Topics:
         self.by_name = {}
         self.create("t", {})
         truncations = SimpleNamespace(ends={}, forget=lambda done: None)
+        settings = BrokerSettings(data_dir=Path(), group_commits_max=100)
         self.groups = Groups(
             self,
             truncations,
-            BrokerSettings(data_dir=Path(), group_commits_max=100),
+            GroupConfigs(self, settings, clock=lambda: 0),
+            settings,
             clock=lambda: 0,
             call_after=lambda _delay_ms, _callback: None,
         )
@@ -61,9 +64,12 @@ class Topics:
         topic = SimpleNamespace(
             record=record,
             numbers=[0],
+            partitions={0: self.log},
             damaged={},
             partition=lambda number: self.log,
-            all_partitions=lambda: [self.log],
+            local_partitions=lambda: [self.log],
+            check_number=lambda number: None,
+            end_elsewhere=lambda number: None,
         )
         self.by_name[name] = topic
         return topic
@@ -73,7 +79,7 @@ class Topics:
             raise UnknownTopic(name)
         return self.by_name[name]
 
-    def ensure(self, name, config, *, partitions=1):
+    def ensure(self, name, config, *, partitions=1, replication_factor=None):
         return self.by_name.get(name) or self.create(name, config)
 
     def offset(self):
@@ -104,17 +110,13 @@ def test_a_commit_completed_late_does_not_overwrite_a_later_one(topics):
     assert topics.offset() == 2
 
 
-def test_a_commit_is_visible_once_it_is_flushed(topics):
-    first = topics.start(topics.groups.commit_offsets, "g", [NewOffset("t", 0, 1)])
-    second = topics.start(topics.groups.commit_offsets, "h", [NewOffset("t", 0, 2)])
-    topics.log.flush(0)
-    first.join(10)
-    assert topics.offset() == 1
-    with pytest.raises(UnknownGroup):
-        topics.groups.group("h")
-    topics.log.flush(1)
-    second.join(10)
-    assert topics.groups.group("h")[0].offset == 2
+def test_a_look_at_a_group_waits_for_what_was_accepted_before_it(topics):
+    committing = topics.start(topics.groups.commit_offsets, "g", [NewOffset("t", 0, 1)])
+    with ThreadPoolExecutor(1) as threads:
+        looking = threads.submit(topics.groups.committed, "g")
+        topics.log.flush(0)
+        assert looking.result(10)["t", 0].offset == 1
+    committing.join(10)
 
 
 def test_a_refused_append_changes_nothing_and_later_ones_succeed(topics):

@@ -2,8 +2,8 @@ from pathlib import Path
 
 from tests.fakes.records import iter_records
 from tierlog.broker.group_coordinator.classic_group import ClassicGroup
-from tierlog.broker.group_coordinator.coordinator import key_of
-from tierlog.broker.group_coordinator.group_events import Limits
+from tierlog.broker.group_coordinator.consumer_group_records import encode_key as encode_group_key
+from tierlog.broker.group_coordinator.group_events import Limits, RecordKey, RecordKind
 from tierlog.broker.offset_log import GroupView
 from tierlog.record_format.checkpoint_files import parse_topic_id
 from tierlog.record_format.consumer_offsets import (
@@ -143,7 +143,7 @@ def test_the_members_of_kafkas_groups_are_read_and_written_as_kafka_does():
     rows = [one for one in iter_records(data) if codec.record_type(one.key) == 2]
     states = []
     for record in rows:
-        assert key_of("real-group") == record.key
+        assert encode_group_key("real-group", RecordKey(RecordKind.CLASSIC)) == record.key
         value = codec.decode_versioned(GroupMetadataValue, record.value)
         group = ClassicGroup("real-group", Limits(10, 0))
         group.load(value, 0)
@@ -154,4 +154,4 @@ def test_the_members_of_kafkas_groups_are_read_and_written_as_kafka_does():
     assert states == [("Empty", 0, 0), ("Stable", 1, 1), ("Empty", 2, 0)]
     view = GroupView()
     view.apply(data)
-    assert view.metadata == {"real-group": rows[-1].value}
+    assert view.metadata == {"real-group": {rows[-1].key: rows[-1].value}}

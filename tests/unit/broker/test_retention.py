@@ -82,7 +82,8 @@ def test_a_cold_segment_expires_by_its_records_or_else_by_its_files_time():
         entries = [entry(0, records=10), entry(10, records=10, **second), entry(20)]
         partition = SimpleNamespace(
             oldest_cold_entries=lambda start: iter(entries),
-            log=SimpleNamespace(log_start_offset=0, log_end_offset=30),
+            log_start_offset=0,
+            log_end_offset=30,
         )
         return cold_facts(partition, [SegmentFacts(20, 30, 5, NOW_MS, True)])
 

@@ -70,7 +70,8 @@ def batch_of(written, offset):
     raise AssertionError
 
 
-def corrupt_cached_chunks(cache, *, position):
+def corrupt_cached_chunks(reader, cache, *, position):
+    until(lambda: not reader._fills._filling)  # whoever joins a fill gets the file it opened
     for path in cache._folder.rglob("[0-9]"):
         with path.open("r+b") as file:
             file.seek(position)
@@ -82,7 +83,7 @@ def test_a_corrupt_cached_chunk_is_fetched_again(reader, cache, segment, written
     whole = {"max_bytes": 1 << 20}
     assert bytes_of(reader.read_segments(segment, 0, **whole)) == written.body
     reader._finder = BatchFinder()
-    corrupt_cached_chunks(cache, position=0)
+    corrupt_cached_chunks(reader, cache, position=0)
     if mode == "nonblocking":
         assert at_once(reader.read_segments, segment, 5, **whole) is None
     assert bytes_of(reader.read_segments(segment, 0, **whole)) == written.body
@@ -91,7 +92,7 @@ def test_a_corrupt_cached_chunk_is_fetched_again(reader, cache, segment, written
 def test_a_timestamp_look_up_survives_a_corrupt_cached_chunk(reader, cache, segment, written):
     timestamp = next(iter_headers(written.body)).max_timestamp
     found = reader.offset_for_timestamp(segment, timestamp)
-    corrupt_cached_chunks(cache, position=20)
+    corrupt_cached_chunks(reader, cache, position=20)
     assert reader.offset_for_timestamp(segment, timestamp) == found
 
 
@@ -99,7 +100,7 @@ def test_a_chunk_reported_corrupt_is_verified_before_it_is_served_again(
     reader, cache, segment, written
 ):
     read = reader.read_segments(segment, 0, max_bytes=1 << 20)
-    corrupt_cached_chunks(cache, position=len(written.body) // len(read.slices) // 2)
+    corrupt_cached_chunks(reader, cache, position=len(written.body) // len(read.slices) // 2)
     assert bytes_of(reader.read_segments(segment, 0, max_bytes=1 << 20)) != written.body, (
         "not noticed yet"
     )

@@ -58,6 +58,8 @@ def test_every_expression_uses_existing_metrics_and_labels(expression: str) -> N
         "tierlog_background_failing",
         "tierlog_offload_lag_seconds",
         "tierlog_disk_free_bytes",
+        "tierlog_fenced_broker_count",
+        "tierlog_offline_partitions_count",
         "tierlog_store_available",
         "tierlog_store_errors_total",
         "tierlog_http_errors_total",

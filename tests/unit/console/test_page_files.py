@@ -9,14 +9,13 @@ from jinja2 import nodes
 from tierlog.api.console.rendering import (
     CONTENT_SECURITY_POLICY,
     byte_size,
-    dollars,
     environment,
     grouped,
     moment,
     object_moment,
 )
 from tierlog.api.http.access.scopes import CONSOLE_NAMES
-from tierlog.record_format.units import rough_duration
+from tierlog.record_format.units import dollars, rough_duration
 
 CONSOLE = files("tierlog.api.console")
 TEMPLATES = sorted(path.name for path in CONSOLE.joinpath("templates").iterdir())

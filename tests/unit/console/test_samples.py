@@ -3,12 +3,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
 from structlog.testing import capture_logs
 
 from tierlog.api.console import samples
-from tierlog.api.console.samples import Sample, Sampler, series, total
+from tierlog.api.console.samples import Sample, Sampler, series
 from tierlog.api.http.metrics.registry import HttpMetrics
+from tierlog.api.serving.kafka_counts import KafkaCounts
 from tierlog.record_format.errors import CorruptIndex
 
 
@@ -45,7 +45,9 @@ def test_a_client_with_a_time_in_the_future_gets_all_samples() -> None:
 
 def test_samples_in_the_future_are_dropped() -> None:
     times = iter([1000, 2000, 9_000_000, 9_000_001, 3000, 4000])
-    context: Any = SimpleNamespace(broker=_Broker(), metrics=HttpMetrics())
+    context: Any = SimpleNamespace(
+        broker=_Broker(), metrics=HttpMetrics(), kafka_counts=KafkaCounts()
+    )
     context.broker.storage_report = lambda: SimpleNamespace(
         offload_lag_bytes=0, offload_lag_ms=0, topics=[]
     )
@@ -67,17 +69,6 @@ def test_samples_in_the_future_are_dropped() -> None:
 def test_without_samples_the_series_is_empty() -> None:
     assert series([], after_ms=0).at_ms == []
     assert series([sample(1, 1)], after_ms=0).at_ms == []
-
-
-def test_a_counter_is_read_over_all_of_its_labels() -> None:
-    registry = CollectorRegistry()
-    plain = Counter("plain", "", registry=registry)
-    tiers = Counter("tiers", "", ("tier",), registry=registry)
-    plain.inc(3)
-    tiers.labels("hot").inc(5)
-    tiers.labels("cold").inc(7)
-    assert total(plain) == 3
-    assert total(tiers) == 12
 
 
 RING = 20
@@ -107,7 +98,9 @@ def test_a_sample_that_fails_is_left_out_and_the_ring_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(samples, "RING", RING)
-    context: Any = SimpleNamespace(broker=_Broker(), metrics=HttpMetrics())
+    context: Any = SimpleNamespace(
+        broker=_Broker(), metrics=HttpMetrics(), kafka_counts=KafkaCounts()
+    )
     context.settings = SimpleNamespace(clock=lambda: context.broker.asked)
 
     async def read(call: Any) -> Any:

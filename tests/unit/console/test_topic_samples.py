@@ -29,7 +29,7 @@ def test_rates_of_a_topic_are_computed_from_adjacent_samples() -> None:
 def test_a_ring_keeps_the_newest_samples_in_bounded_memory() -> None:
     ring = TopicRing()
     for at in range(5 * RING):
-        ring.add(sample(at, at))
+        ring.add_sample(sample(at, at))
         assert len(ring._numbers) < 2 * RING * len(TopicSample._fields)
     assert [one.at_ms for one in ring.samples()] == list(range(4 * RING, 5 * RING))
 
@@ -37,18 +37,18 @@ def test_a_ring_keeps_the_newest_samples_in_bounded_memory() -> None:
 def test_a_ring_begins_anew_when_the_clock_is_set_back() -> None:
     ring = TopicRing()
     for at in (5, 6, 2, 3):
-        ring.add(sample(at))
+        ring.add_sample(sample(at))
     assert [one.at_ms for one in ring.samples()] == [2, 3]
 
 
 def test_topics_in_use_have_rings_and_the_rest_only_once_they_are_looked_at() -> None:
     rings = TopicRings(most=2)
-    rings.add({"busy": sample(1), "read": sample(1), "idle": sample(1)})
-    rings.add({"busy": sample(2, 1), "read": sample(2, 0, 1), "idle": sample(2)})
+    rings.add_samples({"busy": sample(1), "read": sample(1), "idle": sample(1)})
+    rings.add_samples({"busy": sample(2, 1), "read": sample(2, 0, 1), "idle": sample(2)})
     assert set(rings._rings) == {"busy", "read"}
     assert [one.at_ms for one in rings.look_at("idle")] == [2]
     assert set(rings._rings) == {"read", "idle"}
-    rings.add({"idle": sample(3)})
+    rings.add_samples({"idle": sample(3)})
     assert set(rings._rings) == {"idle"}, "the others were deleted"
     assert [one.at_ms for one in rings.look_at("idle")] == [2, 3]
 

@@ -1,7 +1,10 @@
 import gc
 import threading
 import weakref
+from collections.abc import Callable
 from concurrent.futures import CancelledError
+from functools import partial
+from queue import SimpleQueue
 
 import pytest
 
@@ -109,3 +112,39 @@ def test_a_pool_keeps_neither_results_nor_failures_alive() -> None:
             assert failed() is None
     finally:
         gc.enable()
+
+
+def test_what_an_event_loop_starts_is_handed_over_at_the_end_of_its_turn() -> None:
+    soon: list[Callable[[], None]] = []
+    made: SimpleQueue[str] = SimpleQueue()
+    with Threads(1, name="some") as threads:
+        with threads.gathering(soon.append):
+            for name in "first", "second":
+                threads.start(partial(made.put, name))
+            other = threading.Thread(target=threads.start, args=(partial(made.put, "another's"),))
+            other.start()
+            assert made.get(timeout=5) == "another's"
+            assert made.empty()
+            (end_turn,) = soon
+            end_turn()
+            assert [made.get(timeout=5) for _ in range(2)] == ["first", "second"]
+            threads.start(partial(made.put, "the loop ends"))
+            assert len(soon) == 2, "a turn of its own"
+        assert made.get(timeout=5) == "the loop ends"
+        soon.pop()()
+        threads.start(partial(made.put, "afterwards"))
+        assert made.get(timeout=5) == "afterwards"
+        assert made.empty()
+        other.join()
+
+
+def test_a_started_call_that_fails_is_reported_and_its_thread_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raised: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    with Threads(1, name="some") as threads:
+        threads.start(lambda: 1 / 0)
+        assert threads.submit(int).result(5) == 0
+        assert count("some") == 1
+    assert [failure.exc_type for failure in raised] == [ZeroDivisionError]

@@ -34,14 +34,14 @@ def test_records_are_not_visible_before_they_are_flushed(open_log, append_values
     log = open_log()
     append_values(log, b"a")
     assert log.high_watermark == 0
-    assert log.read(0, max_bytes=100).slices == ()
+    assert log.read_hot(0, max_bytes=100).slices == ()
     with pytest.raises(OffsetPastEnd):
-        log.read(1, max_bytes=100)
+        log.read_hot(1, max_bytes=100)
     assert log.writer.flush() == 1
-    assert len(log.read(0, max_bytes=100).slices) == 1
-    assert log.read(1, max_bytes=100).slices == ()
+    assert len(log.read_hot(0, max_bytes=100).slices) == 1
+    assert log.read_hot(1, max_bytes=100).slices == ()
     with pytest.raises(OffsetPastEnd):
-        log.read(2, max_bytes=100)
+        log.read_hot(2, max_bytes=100)
 
 
 def test_many_appends_are_one_write(open_log, produced, make_batch, disk, records_of):
@@ -84,7 +84,7 @@ def test_bytes_are_stored_as_sent_except_for_offset_and_epoch(open_log, produced
     sent = make_batch([b"v"], producer_id=5, producer_epoch=1, base_sequence=0)
     log.writer.append([Append(produced(make_batch([b"first"]))), Append(produced(sent))])
     log.writer.flush()
-    data = b"".join(piece.read() for piece in log.read(0, max_bytes=1 << 20).slices)
+    data = b"".join(piece.read() for piece in log.read_hot(0, max_bytes=1 << 20).slices)
     stored = list(iter_headers(data))[1]
     assert (stored.base_offset, stored.leader_epoch) == (1, 7)
     at = stored.position
@@ -128,11 +128,11 @@ def test_a_read_returns_whole_batches_within_its_limit(open_log, append_values):
     for start in range(50):
         for count in (1, 2, 7):
             wanted = sizes[start : start + count]
-            read = log.read(start, max_bytes=sum(wanted))
+            read = log.read_hot(start, max_bytes=sum(wanted))
             assert first_offset(read) == start
             assert read.next_offset == start + len(wanted)
             assert read.slices[0].size_bytes == sum(wanted)
-            short = log.read(start, max_bytes=sum(wanted) - 1)
+            short = log.read_hot(start, max_bytes=sum(wanted) - 1)
             assert short.next_offset == start + max(1, len(wanted) - 1)
 
 
@@ -146,7 +146,7 @@ def test_a_read_ends_below_its_end_offset(open_log, append_values, interval):
         for start in range(0, end + 1, 5):
             position = start
             while position < end:
-                read = log.read(position, max_bytes=1 << 20, end_offset=end)
+                read = log.read_hot(position, max_bytes=1 << 20, end_offset=end)
                 assert position < read.next_offset <= end
                 position = read.next_offset
             assert position == end
@@ -157,7 +157,7 @@ def test_a_read_continues_across_segments(open_log, append_values):
     for _ in range(40):
         append_values(log, b"v" * 100)
     log.writer.flush()
-    read = log.read(0, max_bytes=1 << 20)
+    read = log.read_hot(0, max_bytes=1 << 20)
     assert len(read.slices) == len(log.segments()) > 3
     assert read.next_offset == 40
 
@@ -167,13 +167,13 @@ def test_a_slice_outlives_the_deletion_of_its_segment(open_log, append_values, c
     for _ in range(40):
         append_values(log, b"v" * 100)
     log.writer.flush()
-    piece = log.read(0, max_bytes=1).slices[0]
+    piece = log.read_hot(0, max_bytes=1).slices[0]
     before = piece.read()
     assert log.delete_local(20)
     log.reap(at_once=True)
     assert piece.read() == before
     with pytest.raises(OffsetTrimmed):
-        log.read(0, max_bytes=1)
+        log.read_hot(0, max_bytes=1)
 
 
 # --- indexes --------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_a_corrupt_index_of_a_trusted_segment_is_rebuilt_on_use(
     log = open_log(config={"index.interval.bytes": 100, "segment.bytes": 4096})
     assert log.recovery.clean
     for number in range(100):
-        assert first_offset(log.read(number, max_bytes=1)) == number
+        assert first_offset(log.read_hot(number, max_bytes=1)) == number
     for number in range(100):
         assert log.offset_for_timestamp(NOW_MS + number) == (number, NOW_MS + number)
     log.sealed.prepare_upload(0)
@@ -304,7 +304,7 @@ def test_a_corrupt_index_of_the_active_segment_is_rebuilt_on_use(
     for end in (log.roll, lambda: log.sealed.prepare_upload(0), lambda: None):
         for number in range(100):
             assert log.offset_for_timestamp(NOW_MS + number) == (number, NOW_MS + number)
-            assert first_offset(log.read(number, max_bytes=1)) == number
+            assert first_offset(log.read_hot(number, max_bytes=1)) == number
         end()
     if damage in ("lying", "first lies"):  # others may not be met by any look-up
         assert path.read_bytes() == good
@@ -377,15 +377,15 @@ def test_a_corrupt_batch_of_a_segment_found_on_disk_is_neither_skipped_nor_mista
     for start in range(360):
         if start in range(300, 303):
             with pytest.raises(CorruptDataError) as refusal:
-                log.read(start, max_bytes=1)
+                log.read_hot(start, max_bytes=1)
             assert (refusal.value.position, refusal.value.offset) == (corrupt.position, 300)
         else:
-            read = log.read(start, max_bytes=1)
+            read = log.read_hot(start, max_bytes=1)
             assert (first_offset(read), read.next_offset) == (start // 3 * 3, start // 3 * 3 + 3)
     for last in range(96, 106):
-        read = log.read(270, max_bytes=headers[last].end_position - headers[90].position)
+        read = log.read_hot(270, max_bytes=headers[last].end_position - headers[90].position)
         assert read.next_offset == min(3 * (last + 1), 300)
-    assert log.read(303, max_bytes=1 << 20).next_offset == 360
+    assert log.read_hot(303, max_bytes=1 << 20).next_offset == 360
     if byte >= 30:  # the segment's largest timestamp can be told
         assert log.offset_for_timestamp(NOW_MS + 297) == (297, NOW_MS + 297)
     with pytest.raises(CorruptDataError):
@@ -413,16 +413,16 @@ def test_a_segment_is_checked_once_in_a_thread_before_its_first_read(
     assert [view.base_offset for view in log.segments()] == [0, 2, 4]
     append_values(log, b"new")
     log.writer.flush()
-    assert first_offset(log.read(6, max_bytes=1, wait=Wait.NEVER)) == 6
+    assert first_offset(log.read_hot(6, max_bytes=1, wait=Wait.NEVER)) == 6
     assert not checked
     for base_offset in (2, 0, 4):
         with pytest.raises(BlockingIOError):
-            log.read(base_offset, max_bytes=1, wait=Wait.NEVER)
+            log.read_hot(base_offset, max_bytes=1, wait=Wait.NEVER)
         for _ in range(2):
-            log.read(base_offset, max_bytes=1)
-            log.read(base_offset, max_bytes=1, wait=Wait.NEVER)
+            log.read_hot(base_offset, max_bytes=1)
+            log.read_hot(base_offset, max_bytes=1, wait=Wait.NEVER)
     log.roll()
-    log.read(4, max_bytes=1 << 20)
+    log.read_hot(4, max_bytes=1 << 20)
     assert checked == [2, 0, 4]
     log.close()
 
@@ -457,7 +457,7 @@ def test_an_unreadable_segment_is_corrupt_and_keeps_nobody_from_the_others(
     cannot_read(monkeypatch, log_file, kept=tmp_path / "bad sectors", opens=opens)
     assert [view.max_timestamp for view in log.segments()] == [-1, NOW_MS + 9, -1]
     for use in (
-        lambda: log.read(5, max_bytes=1),
+        lambda: log.read_hot(5, max_bytes=1),
         lambda: log.offset_for_timestamp(NOW_MS + 5),
         lambda: log.segment_stats(0),
         lambda: log.sealed.crc32c(0),
@@ -467,5 +467,5 @@ def test_an_unreadable_segment_is_corrupt_and_keeps_nobody_from_the_others(
         with pytest.raises(CorruptBatch, match="cannot be read") as refusal:
             use()
         assert refusal.value.file == str(log_file)
-    assert first_offset(log.read(15, max_bytes=1)) == 15
+    assert first_offset(log.read_hot(15, max_bytes=1)) == 15
     assert not log.offline

@@ -66,9 +66,8 @@ def test_an_open_transaction_blocks_compaction(open_log):
     put(log, (b"a", b"1"))
     log.roll()
     producer = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 0}
-    log.writer.append(
-        [Append(unchecked(batch([b"x"], keys=[b"a"], transactional=True, **producer)))]
-    )
+    sent = unchecked(batch([b"x"], keys=[b"a"], transactional=True, **producer))
+    log.writer.append([Append(sent, verify=lambda _: None)])
     log.roll()
     assert log.sealed.cleanable(None).end_offset == 1
     found = []

@@ -167,7 +167,7 @@ def test_appends_do_not_wait_for_the_rebuild_of_an_index(open_log, append_values
             log.roll()
 
     files.then = append_more
-    log.read(1, max_bytes=1)
+    log.read_hot(1, max_bytes=1)
     assert found_free == [True]
     log.roll()
     rebuilt = index.read_bytes()
@@ -188,7 +188,7 @@ def test_a_closed_log_rebuilds_no_index(open_log, append_values):
     log.close()
     log.segments()[0].path.with_suffix(".index").unlink()
     with pytest.raises(OffsetTrimmed):
-        log.read(0, max_bytes=1 << 20)
+        log.read_hot(0, max_bytes=1 << 20)
     with pytest.raises(OffsetTrimmed):
         log.offset_for_timestamp(NOW_MS)
 

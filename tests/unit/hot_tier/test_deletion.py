@@ -87,8 +87,8 @@ def test_trim_advances_the_log_start_and_never_moves_it_back(log, append_values)
     assert log.trim(5) == 13
     assert log.local_log_start_offset == 13
     with pytest.raises(OffsetTrimmed):
-        log.read(12, max_bytes=1)
-    assert first_offset(log.read(13, max_bytes=1)) <= 13
+        log.read_hot(12, max_bytes=1)
+    assert first_offset(log.read_hot(13, max_bytes=1)) <= 13
     assert log.trim(log.high_watermark) == 60
     append_values(log, b"not flushed")
     with pytest.raises(OffsetPastEnd):

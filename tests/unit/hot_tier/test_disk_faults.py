@@ -282,7 +282,7 @@ def test_an_index_without_space_rejects_no_append(open_log, append_values, disk,
     append_values(log, b"c")
     log.writer.flush()
     for offset in range(7):
-        assert first_offset(log.read(offset, max_bytes=1)) == offset
+        assert first_offset(log.read_hot(offset, max_bytes=1)) == offset
     log.close()
     good = {path.name: path.read_bytes() for path in (tmp_path / "t-0").glob("*index")}
     assert len(good[f"{0:020d}.index"]) == 6 * 8
@@ -307,7 +307,7 @@ def test_a_lost_index_that_cannot_be_written_anew_fails_no_read(
     disk.fail("open", number, suffix=".tmp")
     assert [view.max_timestamp for view in log.segments()] == [NOW_MS + 19, -1]
     for offset in range(20):
-        assert first_offset(log.read(offset, max_bytes=1)) == offset
+        assert first_offset(log.read_hot(offset, max_bytes=1)) == offset
         assert log.offset_for_timestamp(NOW_MS + offset) == (offset, NOW_MS + offset)
     assert not log.offline
     with pytest.raises(OSError, match=os.strerror(number)):

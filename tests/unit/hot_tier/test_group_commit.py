@@ -50,7 +50,7 @@ def hold_syncs(disk) -> tuple[threading.Event, threading.Event]:
 
 def test_acks_all_completes_once_flushed(open_log, executor, timer, one):
     log = open_log()
-    commits = GroupCommit(log.writer, executor, timer)
+    commits = GroupCommit(log.writer, executor.submit, timer)
     result = commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)
     assert result.base_offset == 0
     assert log.high_watermark == 1
@@ -62,7 +62,7 @@ def test_acks_leader_completes_before_the_flush_and_is_flushed_in_time(
     log = open_log(config={"flush.ms": 20})
     flushed = threading.Event()
     log.writer.on_high_watermark.append(lambda _: flushed.set())
-    commits = GroupCommit(log.writer, executor, timer)
+    commits = GroupCommit(log.writer, executor.submit, timer)
     assert commits.submit(one(), acks=Acks.LEADER).result(TIMEOUT_S).base_offset == 0
     assert flushed.wait(TIMEOUT_S)
     assert log.high_watermark == 1
@@ -74,7 +74,7 @@ def test_an_endless_flush_ms_blocks_no_other_and_ends_when_lowered(
     flushed = threading.Event()
     log = open_log(config={"flush.ms": 2**63 - 1})
     log.writer.on_high_watermark.append(lambda _: flushed.set())
-    commits = GroupCommit(log.writer, executor, timer)
+    commits = GroupCommit(log.writer, executor.submit, timer)
     commits.submit(one(), acks=Acks.LEADER).result(TIMEOUT_S)
     test_acks_leader_completes_before_the_flush_and_is_flushed_in_time(
         lambda **given: open_log(tmp_path / "other-0", **given), executor, timer, one
@@ -89,7 +89,7 @@ def test_flush_messages_unflushed_records_trigger_a_flush(open_log, executor, ti
     log = open_log(config={"flush.ms": 10**9, "flush.messages": 3})
     flushed = threading.Event()
     log.writer.on_high_watermark.append(lambda _: flushed.set())
-    commits = GroupCommit(log.writer, executor, timer)
+    commits = GroupCommit(log.writer, executor.submit, timer)
     for _ in range(2):
         commits.submit(one(), acks=Acks.NONE).result(TIMEOUT_S)
     assert log.high_watermark == 0
@@ -99,7 +99,7 @@ def test_flush_messages_unflushed_records_trigger_a_flush(open_log, executor, ti
 
 def test_appends_queued_during_a_flush_share_the_next_one(open_log, executor, timer, one, disk):
     log = open_log(disk=disk)
-    commits = GroupCommit(log.writer, executor, timer)
+    commits = GroupCommit(log.writer, executor.submit, timer)
     commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)
     disk.calls.clear()
     begun, go_on = hold_syncs(disk)
@@ -115,7 +115,7 @@ def test_appends_queued_during_a_flush_share_the_next_one(open_log, executor, ti
 
 
 def test_an_error_reaches_only_its_own_append(open_log, executor, timer, one):
-    commits = GroupCommit(open_log().writer, executor, timer)
+    commits = GroupCommit(open_log().writer, executor.submit, timer)
     good = commits.submit(one(), acks=Acks.ALL)
     bad = commits.submit(one(expected=77), acks=Acks.ALL)
     assert good.result(TIMEOUT_S).base_offset == 0
@@ -125,7 +125,7 @@ def test_an_error_reaches_only_its_own_append(open_log, executor, timer, one):
 
 def test_a_failed_flush_fails_all_that_waited(open_log, executor, timer, one, disk):
     log = open_log(disk=disk)
-    commits = GroupCommit(log.writer, executor, timer)
+    commits = GroupCommit(log.writer, executor.submit, timer)
     disk.fail("sync_bytes", suffix=".log")
     waiting = [commits.submit(one(), acks=Acks.ALL) for _ in range(10)]
     for future in waiting:
@@ -141,7 +141,7 @@ def test_a_bug_takes_the_log_offline_and_fails_every_future(
     open_log, executor, timer, one, monkeypatch
 ):
     log = open_log()
-    commits = GroupCommit(log.writer, executor, timer)
+    commits = GroupCommit(log.writer, executor.submit, timer)
     commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)
 
     def broken(*_):
@@ -153,13 +153,13 @@ def test_a_bug_takes_the_log_offline_and_fails_every_future(
     monkeypatch.undo()
     with pytest.raises(LogOfflineError, match="failed unexpectedly"):
         commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)
-    assert log.read(0, max_bytes=1).next_offset == 1, "reads continue"
+    assert log.read_hot(0, max_bytes=1).next_offset == 1, "reads continue"
     assert commits.close(TIMEOUT_S)
 
 
 def test_a_duplicate_waits_for_the_flush_of_the_original(open_log, executor, timer, one, disk):
     log = open_log(config={"flush.ms": 10**9}, disk=disk)
-    commits = GroupCommit(log.writer, executor, timer)
+    commits = GroupCommit(log.writer, executor.submit, timer)
     fields = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 0}
     commits.submit(one(**fields), acks=Acks.LEADER).result(TIMEOUT_S)
     assert log.high_watermark == 0
@@ -176,7 +176,7 @@ def test_a_duplicate_of_an_unwritten_batch_fails_too(open_log, timer, one, disk)
     release = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         pool.submit(release.wait, TIMEOUT_S)
-        commits = GroupCommit(log.writer, pool, timer)
+        commits = GroupCommit(log.writer, pool.submit, timer)
         waiting = [
             commits.submit(one(**fields), acks=acks) for acks in (Acks.ALL, Acks.ALL, Acks.LEADER)
         ]
@@ -188,7 +188,7 @@ def test_a_duplicate_of_an_unwritten_batch_fails_too(open_log, timer, one, disk)
 
 
 def test_a_submitted_append_cannot_be_cancelled(open_log, executor, timer, one):
-    commits = GroupCommit(open_log().writer, executor, timer)
+    commits = GroupCommit(open_log().writer, executor.submit, timer)
     future = commits.submit(one(), acks=Acks.ALL)
     assert not future.cancel()
     assert future.result(TIMEOUT_S).base_offset == 0
@@ -197,7 +197,7 @@ def test_a_submitted_append_cannot_be_cancelled(open_log, executor, timer, one):
 def test_after_close_appends_are_refused_and_all_earlier_ones_complete(
     open_log, executor, timer, one
 ):
-    commits = GroupCommit(open_log().writer, executor, timer)
+    commits = GroupCommit(open_log().writer, executor.submit, timer)
     before = [commits.submit(one(), acks=Acks.ALL) for _ in range(50)]
     assert commits.close(TIMEOUT_S)
     assert all(future.done() for future in before)
@@ -208,7 +208,7 @@ def test_after_close_appends_are_refused_and_all_earlier_ones_complete(
 def test_close_waits_until_the_futures_of_a_flush_are_completed(open_log, executor, timer, one):
     log, added = open_log(), threading.Event()
     log.writer.on_high_watermark.append(lambda _: added.wait(TIMEOUT_S))
-    commits = GroupCommit(log.writer, executor, timer)
+    commits = GroupCommit(log.writer, executor.submit, timer)
     telling, go_on = threading.Event(), threading.Event()
 
     def callback(_: object) -> None:  # runs before the next future is completed
@@ -229,7 +229,7 @@ def test_a_flush_that_outlasts_the_executor_completes_and_so_does_the_next(
 ):
     """The disk hangs for longer than a stopping broker waits."""
     log, pool = open_log(disk=disk), ThreadPoolExecutor(4)
-    commits = GroupCommit(log.writer, pool, timer)
+    commits = GroupCommit(log.writer, pool.submit, timer)
     commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)  # includes a sync for the epoch
     begun, go_on = hold_syncs(disk)
     first = commits.submit(one(), acks=Acks.ALL)
@@ -245,7 +245,7 @@ def test_a_flush_that_outlasts_the_executor_completes_and_so_does_the_next(
 
 def test_many_producers_get_distinct_offsets(open_log, executor, timer, one, records_of):
     log = open_log(config={"segment.bytes": 4096})
-    commits = GroupCommit(log.writer, executor, timer)
+    commits = GroupCommit(log.writer, executor.submit, timer)
     placed: dict[int, bytes] = {}
 
     def produce(name: int) -> None:

@@ -56,46 +56,46 @@ def rolled(open_log, append_values):
 
 
 def test_a_sealed_segment_is_read_without_blocking_once_its_index_and_file_are_cached(rolled):
-    assert at_once(rolled.read, 1, max_bytes=1) is None
-    read = rolled.read(1, max_bytes=1)
-    assert at_once(rolled.read, 1, max_bytes=1) == read
-    assert at_once(rolled.read, 1, max_bytes=1 << 20) is None, "other segments hold the rest"
-    whole = rolled.read(1, max_bytes=1 << 20)
+    assert at_once(rolled.read_hot, 1, max_bytes=1) is None
+    read = rolled.read_hot(1, max_bytes=1)
+    assert at_once(rolled.read_hot, 1, max_bytes=1) == read
+    assert at_once(rolled.read_hot, 1, max_bytes=1 << 20) is None, "other segments hold the rest"
+    whole = rolled.read_hot(1, max_bytes=1 << 20)
     assert len(whole.slices) > 3
-    assert at_once(rolled.read, 1, max_bytes=1 << 20) == whole
+    assert at_once(rolled.read_hot, 1, max_bytes=1 << 20) == whole
 
 
 def test_pages_not_in_memory_make_a_nonblocking_read_fail(rolled, monkeypatch):
-    rolled.read(1, max_bytes=1)
+    rolled.read_hot(1, max_bytes=1)
 
     def evicted(*_):
         raise WouldBlock("evicted")
 
     monkeypatch.setattr(open_files, "pread_nowait", evicted)
-    assert at_once(rolled.read, 1, max_bytes=1) is None
-    assert rolled.read(1, max_bytes=1).slices
+    assert at_once(rolled.read_hot, 1, max_bytes=1) is None
+    assert rolled.read_hot(1, max_bytes=1).slices
 
 
 def test_a_corrupt_index_makes_a_nonblocking_read_fail(rolled):
-    read = rolled.read(3, max_bytes=1)
+    read = rolled.read_hot(3, max_bytes=1)
     path = rolled.folder / f"{0:020d}{OFFSET_INDEX}"
     cache = rolled._state.files.indexes
     good = cache.get(str(path))
     cache.put_columns(str(path), offsets((1, 7), count=len(good)))
     before = path.stat().st_ino
-    assert at_once(rolled.read, 3, max_bytes=1) is None
+    assert at_once(rolled.read_hot, 3, max_bytes=1) is None
     assert path.stat().st_ino == before, "only a blocking read rebuilds it"
-    assert rolled.read(3, max_bytes=1) == read
+    assert rolled.read_hot(3, max_bytes=1) == read
     assert path.stat().st_ino != before
 
 
 def test_a_cached_index_that_is_corrupt_is_rebuilt_on_use(rolled):
-    before = rolled.read(3, max_bytes=1)
+    before = rolled.read_hot(3, max_bytes=1)
     name = str(rolled.folder / f"{0:020d}{OFFSET_INDEX}")
     cache = rolled._state.files.indexes
     good = cache.get(name)
     cache.put_columns(name, offsets((1, 7), count=len(good)))
-    after = rolled.read(3, max_bytes=1)
+    after = rolled.read_hot(3, max_bytes=1)
     assert first_offset(after) == first_offset(before)
     assert after.next_offset == before.next_offset
     assert cache.get(name).floor(column=1, target=2**31 - 1) == good.floor(
@@ -104,7 +104,7 @@ def test_a_cached_index_that_is_corrupt_is_rebuilt_on_use(rolled):
 
 
 def test_a_cached_index_is_dropped_with_its_segment(rolled):
-    rolled.read(0, max_bytes=1)
+    rolled.read_hot(0, max_bytes=1)
     name = str(rolled.folder / f"{0:020d}{OFFSET_INDEX}")
     assert rolled._state.files.indexes.get(name) is not None
     rolled.delete_local(rolled.active_base_offset)

@@ -79,7 +79,7 @@ def test_a_kafka_folder_serves_what_its_consumer_saw(name, clean, open_fixture, 
     for max_bytes in (1, 1 << 30):
         assert_same_records(records_of(log, max_bytes=max_bytes), expected_records(name))
     for one in expected_records(name):
-        read = log.read(one["offset"], max_bytes=1)
+        read = log.read_hot(one["offset"], max_bytes=1)
         assert first_offset(read) <= one["offset"] < read.next_offset
     assert log.log_start_offset == expected["log_start_offset"]
     assert log.high_watermark == expected["high_watermark"]

@@ -121,3 +121,11 @@ def test_local_retention_follows_the_total_by_default():
         0,
         1,
     )
+
+
+def test_two_replicas_have_to_be_in_sync_unless_there_is_one_or_the_topic_says_otherwise() -> None:
+    assert [LogConfig.parse({}).min_in_sync(factor) for factor in (1, 2, 3)] == [1, 2, 2]
+    chosen = LogConfig.parse({"min.insync.replicas": "3"})
+    assert chosen.min_in_sync(3) == 3
+    assert chosen.effective(replication_factor=3)["min.insync.replicas"] == 3
+    assert LogConfig.parse({}).effective(replication_factor=3)["min.insync.replicas"] == 2

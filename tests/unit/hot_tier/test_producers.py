@@ -182,7 +182,7 @@ def test_a_producer_in_a_transaction_does_not_expire(open_log, make_batch, clock
     log = open_log()
     fields = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
     batch = make_batch([b"v"], **fields, transactional=True)
-    log.writer.append([Append(unchecked(batch))])
+    log.writer.append([Append(unchecked(batch), verify=lambda _: None)])
     log.writer.flush()
     assert log.expire_producers(idle_ms=0) == 0
     assert log.offsets.last_stable_offset == 0

@@ -259,7 +259,7 @@ def test_sealed_means_flushed(open_log, append_values):
     for _ in range(20):
         append_values(log, b"v" * 100)
     assert not any(view.sealed for view in log.segments())
-    with pytest.raises(UnknownSegment, match="not flushed"):
+    with pytest.raises(UnknownSegment, match="above the high watermark"):
         log.sealed.prepare_upload(0)
     log.writer.flush()
     assert [view.sealed for view in log.segments()] == [True] * (len(log.segments()) - 1) + [False]

@@ -114,12 +114,12 @@ def test_a_nonblocking_read_does_not_wait_for_a_swap(open_log, append_values):
     log.roll()
     append_values(log, b"v", keys=[b"k"])
     log.writer.flush()
-    assert at_once(log.read, 2, max_bytes=1) is not None
+    assert at_once(log.read_hot, 2, max_bytes=1) is not None
     found = []
 
     def meanwhile():
         def ask():
-            found.append(at_once(log.read, 2, max_bytes=1))
+            found.append(at_once(log.read_hot, 2, max_bytes=1))
             found.append(at_once(log.sealed.open, 0))
 
         asking = threading.Thread(target=ask, daemon=True)
@@ -129,7 +129,7 @@ def test_a_nonblocking_read_does_not_wait_for_a_swap(open_log, append_values):
     log._state.disk.then = meanwhile
     log.sealed.clean(log.sealed.cleanable(None), PlainKeyTable(1 << 20))
     assert found == [None, None]
-    assert at_once(log.read, 2, max_bytes=1) is not None
+    assert at_once(log.read_hot, 2, max_bytes=1) is not None
 
 
 def test_a_look_up_that_a_swap_overlapped_is_retried(open_log):

@@ -113,7 +113,7 @@ def test_a_version_that_is_neither_synced_nor_removed_is_not_taken_for_created(
     with monkeypatch.context() as bad:
         no_folder_sync(bad)
         bad.setattr(Path, "unlink", lambda path, **_: read_only(path) if path.suffix else None)
-        with pytest.raises(StoreUnavailable, match="Input/output error"):
+        with pytest.raises(OutcomeUnknownError, match="Input/output error"):
             versions.create_version(2, b"{}")
     assert versions.newest_version() == 2
     assert versions.create_version(2, b"{}") is CreateOutcome.OURS

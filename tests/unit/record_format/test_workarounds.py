@@ -73,7 +73,7 @@ def test_errors_are_those_of_msgspec():
 
 
 def test_invalid_utf8_is_refused():
-    with pytest.raises(msgspec.DecodeError, match="utf-8"):
+    with pytest.raises(msgspec.DecodeError, match=r"(?i)utf-8"):
         decode_json(b'{"x": 3, "name": "\xff"}', Named)
 
 

@@ -107,6 +107,8 @@ def test_store_may_be_a_path_and_columns_one_name(url):
 def test_reading_without_the_tail_must_be_requested(url):
     with pytest.raises(InvalidOption, match=r"option server: required.* set tier=cold"):
         read_arrow("many", store=url)
+    with pytest.raises(InvalidOption, match="option server or store"):
+        read_arrow("many")
 
 
 def test_needs_no_pyspark():

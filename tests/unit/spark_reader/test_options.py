@@ -90,7 +90,6 @@ def test_timestamps_take_precedence_over_offsets():
         ({"subscribe": " , "}, "option subscribe"),
         ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "9 exceeds .* is 8$"),
         ({"maxBytesPerTrigger": "5m"}, "option maxBytesPerTrigger is only for streams"),
-        ({"tier": "all"}, "option server"),
         ({"pin": "a", "manifestVersion": '{"flights": {"0": 1}}'}, "exclude each other"),
         ({"startingOfsets": "earliest"}, "did you mean startingOffsets"),
         ({"maxRecords": "5"}, "there is no option 'maxRecords'"),
@@ -186,6 +185,8 @@ def test_without_options_the_error_says_how_a_query_of_a_table_gives_them(parse_
 def test_tier_cold_requires_a_store_and_streams_have_no_end():
     with pytest.raises(InvalidOption, match="option store"):
         parse_options({"tier": "cold", "subscribe": "a"}, streaming=False)
+    with pytest.raises(InvalidOption, match="option server or store"):
+        parse_options({"tier": "all", "subscribe": "a"}, streaming=False)
     with pytest.raises(InvalidOption, match="option endingOffsets is only for batch reads"):
         parse(streaming=True, endingOffsets="latest")
 

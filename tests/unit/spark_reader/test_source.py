@@ -49,7 +49,7 @@ def test_an_unsupported_column_is_refused_by_name(fields, message):
         columns_of(StructType(fields))
 
 
-@pytest.mark.parametrize("options", [{"subscribe": "a"}, {"subscribe": "a", "startingOfset": "1"}])
+@pytest.mark.parametrize("options", [{}, {"subscribe": "a", "startingOfset": "1"}])
 def test_an_error_of_planning_leaves_out_the_calls_that_led_to_it(options, tmp_path):
     source = TierlogSource({"store": tmp_path.as_uri(), **options})
     with pytest.raises(InvalidOption) as caught:

@@ -531,8 +531,8 @@ def test_consume_ends_at_the_high_watermark_of_its_start():
 
 def test_an_interrupted_commit_is_repeated():
     """As by a cancelled task: otherwise its offsets would never be committed."""
-    progress = GroupProgress("g", PartitionCursor("t"))
-    progress.consumed_before(ConsumedRecord("t", 0, 5, 0, None, b"v", ()))
+    progress = GroupProgress("g", PartitionCursor("t"), None)
+    progress.hand_out(ConsumedRecord("t", 0, 5, 0, None, b"v", ()), 0.0)
     interrupted = progress.commit_consumed()
     repeated = progress.commit_consumed()
     assert repeated is not None
@@ -606,12 +606,9 @@ def test_partitions_without_news_take_one_request_while_another_is_behind():
 @pytest.mark.parametrize(("given_ms", "wait_ms"), [(0, 500), (20, 20), (10_000, 500)])
 def test_partitions_that_are_awaited_in_turn_wait_only_briefly(monkeypatch, given_ms, wait_ms):
     monkeypatch.setattr(scheduling, "AWAITED_MAX", 1)
-    limits = Limits(wait_ms=given_ms)
-    cursors = [
-        PartitionCursor("t", number, next_offset=5, follow=True, at_end=True, limits=limits)
-        for number in range(2)
-    ]
-    schedule = FetchSchedule(cursors, QUICK, whole_topic=False, progress=None)
+    template = PartitionCursor("t", follow=True, at_end=True, limits=Limits(wait_ms=given_ms))
+    schedule = FetchSchedule(template, 5, QUICK, whole_topic=False, progress=None)
+    schedule.read_from(range(2), 5)
     requests = [next(schedule.next_call(0.0).steps) for _ in range(2)]
     bodies = [json.loads(request.body) for request in requests]
     assert [body["partitions"][0]["partition"] for body in bodies] == [0, 1]
@@ -620,19 +617,17 @@ def test_partitions_that_are_awaited_in_turn_wait_only_briefly(monkeypatch, give
 
 @pytest.mark.parametrize("partitions", [1, 2])
 def test_a_follower_for_a_group_waits_no_longer_than_until_its_next_commit(partitions):
-    progress = GroupProgress("g", PartitionCursor("t"))
-    cursors = [
-        PartitionCursor("t", number, next_offset=5, follow=True, at_end=True)
-        for number in range(partitions)
-    ]
-    schedule = FetchSchedule(cursors, QUICK, whole_topic=False, progress=progress)
+    template = PartitionCursor("t", follow=True, at_end=True)
+    progress = GroupProgress("g", template, None)
+    schedule = FetchSchedule(template, 5, QUICK, whole_topic=False, progress=progress)
+    schedule.read_from(range(partitions), 5)
 
     def next_wait_ms(now_s: float) -> int:
         request = next(schedule.next_call(now_s).steps)
         return round(request.extra_wait_s * 1000)
 
     assert next_wait_ms(1.0) == 10_000
-    progress.consumed_all(cursors[0])
+    progress.consumed_all(replace(template, next_offset=5))
     assert next_wait_ms(4.0) == 2000
     commit = schedule.next_call(60.0).steps
     assert next(commit).path == "/v1/groups/g/offsets"

@@ -10,6 +10,7 @@ from tierlog.cli import consume, program
 from tierlog.cli.record_range import Range
 from tierlog.client.records import ConsumedRecord
 from tierlog.client.responses import FetchedBatches
+from tierlog.client.scheduling import PartitionCursor
 from tierlog.record_format.encode import encode_batch
 
 
@@ -37,6 +38,18 @@ def test_batches_end_where_the_log_ended_at_the_start(
     client = SimpleNamespace(fetch_batches=fetch)
     consume._batches(client, "t", 0, start=Range(), limits=None)  # type: ignore[arg-type]
     assert capfdbinary.readouterr().out == b"".join(log[:4])
+
+
+def test_an_end_that_nobody_knows_ends_nothing(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Batches, and records too: the partition's leader answered again after the first fetch."""
+    first = FetchedBatches(batch(0), 2, 0, 2, False, "cold", "id", is_end_known=False)
+    answers = [first, FetchedBatches(batch(2), 4, 0, 4, True, "hot", "id")]
+    client = SimpleNamespace(fetch_batches=lambda *_, **__: answers.pop(0))
+    consume._batches(client, "t", 0, start=Range(), limits=None)  # type: ignore[arg-type]
+    assert capfdbinary.readouterr().out == batch(0) + batch(2)
+    cursor = PartitionCursor("t", partition=0)
+    assert len(cursor.advance(first)) == 2
+    assert (cursor.done, cursor.initial_end) == (False, None)
 
 
 @pytest.mark.parametrize("group", [(), ("--group", "g")])

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,15 @@ import pytest
 
 from tierlog.cli import demo
 from tierlog.cli.demo_processes import ChildProcess
+
+
+@pytest.fixture(autouse=True)
+def handlers_restored() -> Iterator[None]:
+    """The demo ignores signals while it ends; a child that inherited this would outlive SIGTERM."""
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in previous.items():
+        signal.signal(number, handler)
 
 
 def started(folder: Path) -> ChildProcess:
@@ -29,7 +39,6 @@ def test_a_process_whose_start_was_interrupted_is_stopped(tmp_path: Path) -> Non
 
 
 def test_a_second_interrupt_leaves_no_process_running(tmp_path: Path) -> None:
-    previous_handler = signal.getsignal(signal.SIGINT)
     stage = demo.Stage(tmp_path, {}, s3_server=started(tmp_path))
     stage.spark = SimpleNamespace(stop=lambda: signal.raise_signal(signal.SIGINT))
     try:
@@ -38,14 +47,12 @@ def test_a_second_interrupt_leaves_no_process_running(tmp_path: Path) -> None:
             os.kill(stage.s3_server.pid, 0)
     finally:
         stage.s3_server.stop()
-        signal.signal(signal.SIGINT, previous_handler)
 
 
 def test_processes_are_stopped_even_if_sparks_jvm_is_gone(tmp_path: Path) -> None:
     def fail() -> None:
         raise ConnectionRefusedError
 
-    previous_handler = signal.getsignal(signal.SIGINT)
     stage = demo.Stage(tmp_path, {}, broker=started(tmp_path), s3_server=started(tmp_path))
     stage.spark = SimpleNamespace(stop=fail)
     children = [stage.broker, stage.s3_server]
@@ -58,4 +65,3 @@ def test_processes_are_stopped_even_if_sparks_jvm_is_gone(tmp_path: Path) -> Non
     finally:
         for child in children:
             child.stop()
-        signal.signal(signal.SIGINT, previous_handler)

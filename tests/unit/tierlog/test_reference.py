@@ -27,7 +27,7 @@ def test_every_command_and_metric_is_in_the_reference():
     assert "| `--step-bytes` | `4g` |" in commands
     assert "| `--before` | required |" in commands
     assert commands.count("| `--server` | `http://127.0.0.1:8640` |") == 1, "a common option"
-    assert "URL of the broker. Or `TIERLOG_SERVER`." in commands
+    assert "with commas between them. Or `TIERLOG_SERVER`." in commands
     metrics = GENERATE["metrics_page"]()
     assert metrics.count("`tierlog_") == len(METRICS)
 

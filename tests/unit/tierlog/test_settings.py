@@ -16,7 +16,8 @@ from tierlog.broker.settings import BrokerSettings
 from tierlog.object_store.ledger import PriceTable
 from tierlog.object_store.s3_connection import S3Options
 from tierlog.record_format.errors import ConfigurationError
-from tierlog.setting_table import TABLE, Kind, Part
+from tierlog.setting_kinds import Kind
+from tierlog.setting_table import TABLE, Part
 
 DATA = {"data.dir": Path("d")}
 
@@ -70,7 +71,9 @@ def test_no_time_is_longer_than_a_thread_can_wait(setting):
 
 def test_every_field_of_the_broker_settings_has_a_row():
     rows = {setting.field for setting in TABLE if setting.part is Part.BROKER}
-    assert rows | {"prices"} == {field.name for field in dataclasses.fields(BrokerSettings)}
+    assert rows | {"prices", "advertised_kafka"} == {
+        field.name for field in dataclasses.fields(BrokerSettings)
+    }
     prices = {setting.field for setting in TABLE if setting.part is Part.PRICE}
     assert prices == {field.name for field in dataclasses.fields(PriceTable)}
 
@@ -124,6 +127,8 @@ def test_sizes_and_durations_may_have_units(name, raw, value):
         (DATA | {"listen": "example.org:80"}, "insecure-no-auth"),
         (DATA | {"kafka.listen": "0.0.0.0:9092"}, "kafka.listen 0.0.0.0:9092 is not a loopback"),
         (DATA | {"queued.max.request.bytes": "1MiB"}, "socket.request.max.bytes"),
+        (DATA | {"default.replication.factor": "3"}, "3.* give --join"),
+        (DATA | {"replica.lag.time.max.ms": "100"}, "replica.fetch.wait.max.ms .500. is above"),
     ],
 )
 def test_an_invalid_value_is_refused_by_name(flags, message):

@@ -3,6 +3,14 @@ app.kubernetes.io/name: tierlog
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{- define "tierlog.scheme" -}}
+{{ .Values.tls.secret | empty | ternary "http" "https" }}
+{{- end }}
+
+{{- define "tierlog.pod" -}}
+$(POD_NAME).{{ include "tierlog.name" . }}-pods.{{ .Release.Namespace }}.svc
+{{- end }}
+
 {{- define "tierlog.labels" -}}
 {{ include "tierlog.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}

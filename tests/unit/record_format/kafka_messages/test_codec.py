@@ -179,8 +179,9 @@ def test_a_tagged_field_is_written_if_it_differs_from_its_default():
 # --- what is stored: bytes that Kafka 4.3.1's own classes wrote -----------------------------------
 
 
-@pytest.mark.parametrize("members", [False, True])
+@pytest.mark.parametrize("members", [False, None, True])
 def test_a_member_is_stored_as_kafka_stores_it(members):
+    """None is no default: its generator takes "null" for it, and not null as it stands there."""
     of = ConsumerGroupMemberMetadataValue
     value = of(
         instance_id="i",
@@ -199,6 +200,9 @@ def test_a_member_is_stored_as_kafka_stores_it(members):
             session_timeout_ms=7, supported_protocols=[protocol]
         )
         kafkas += "01000d01000000070202700301020000"
+    elif members is None:
+        value.classic_member_metadata = None
+        kafkas += "01000100"
     else:
         kafkas += "00"
     assert encode_versioned(value, 0).hex() == kafkas

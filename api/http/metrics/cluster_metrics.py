@@ -1,0 +1,67 @@
+"""What a broker of a cluster says of it. Imported only in a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from tierlog.api.http.gateway import PassedOn
+from tierlog.api.http.metrics.registry import counter, gauge, histogram
+from tierlog.broker.broker import Broker
+from tierlog.broker.cluster.cluster import Cluster
+
+_STOPPED: Final = "stopped"
+
+
+class ClusterMetrics(Collector):
+    """A scrape asks no other broker."""
+
+    def __init__(self, broker: Broker, cluster: Cluster, passed_on: PassedOn) -> None:
+        self._broker, self._cluster, self._passed_on = broker, cluster, passed_on
+
+    def describe(self) -> Iterable[Family]:
+        """Nothing: the table has the names."""
+        return ()
+
+    def collect(self) -> Iterator[Family]:
+        cluster, hand_over = self._cluster, self._cluster.hand_over
+        members, me = cluster.members.members(), cluster.members.me.node_id
+        alive = sum(one.is_alive for one in members)
+        fenced = sum(not one.is_alive and one.state != _STOPPED for one in members)
+        short = cluster.sets.count_short(self._broker.topics(), leader=me)
+        for name, value in (
+            ("tierlog_active_broker_count", alive),
+            ("tierlog_fenced_broker_count", fenced),
+            ("tierlog_leader_count", len(cluster.leaders.led_by(me))),
+            ("tierlog_offline_partitions_count", self._count_unled()),
+            ("tierlog_under_replicated_partitions", short.under_replicated),
+            ("tierlog_under_min_isr_partition_count", short.under_min_isr),
+            ("tierlog_preferred_replica_imbalance_count", cluster.moves.count_imbalance()),
+        ):
+            yield gauge(name, {(): value})
+        made: dict[tuple[str, ...], float] = {
+            ("done",): hand_over.done,
+            ("failed",): hand_over.failed,
+        }
+        yield counter("tierlog_hand_overs_total", made)
+        yield histogram("tierlog_hand_over_pause_seconds", {(): hand_over.pauses.snapshot()})
+        passed_on = self._passed_on
+        yield counter(
+            "tierlog_http_passed_on_total",
+            {
+                ("answered",): passed_on.answered,
+                ("refused",): passed_on.refused,
+                ("lost",): passed_on.lost,
+            },
+        )
+
+    def _count_unled(self) -> int:
+        find = self._cluster.find_leader
+        return sum(
+            find(one.topic_id, number) is None
+            for one in self._broker.list_topics(internal=True)
+            for number in range(one.partitions)
+        )

@@ -1,0 +1,429 @@
+"""The cluster, for one of its brokers: its face in `Broker`.
+
+* Every partition has one leader, which has its only replica. Another broker answers calls on it
+  with NotLeader, or with LeaderUnknown while it is being moved or its broker is down.
+* A partition moves through the bucket (`hand_over`): nothing is copied from disk to disk.
+* Who may write is decided by the manifest alone. What brokers tell each other saves time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Final
+
+import structlog
+
+from tierlog.broker.bucket import Bucket
+from tierlog.broker.cluster.cluster_topics import ClusterTopics
+from tierlog.broker.cluster.cold_partitions import ColdPartitions
+from tierlog.broker.cluster.hand_over import STOP_S, HandOver, Moved
+from tierlog.broker.cluster.leaders import Leader, Leaders, LedPartition, Report
+from tierlog.broker.cluster.members import Member, Members
+from tierlog.broker.cluster.moves import Moves
+from tierlog.broker.cluster.news import News
+from tierlog.broker.cluster.peers import LeaderReport, Peers
+from tierlog.broker.cluster.placement import Led, place_new
+from tierlog.broker.cluster.reassignments import Reassignments
+from tierlog.broker.cluster.shown_sets import ShownSets
+from tierlog.broker.data_folder import DataFolder, TopicIdPartition
+from tierlog.broker.live_topics import LiveTopics
+from tierlog.broker.log_opener import LogOpener
+from tierlog.broker.partition import Partition
+from tierlog.broker.replication.replicas import Replicas
+from tierlog.broker.settings import BrokerSettings
+from tierlog.broker.topic_registry import TopicRecord
+from tierlog.record_format.errors import (
+    BrokerInUse,
+    InvalidRequest,
+    LeaderUnknown,
+    NotLeader,
+    OutcomeUnknownError,
+    StoreUnavailable,
+    TierlogError,
+    UnknownTopicOrPartition,
+)
+
+log = structlog.get_logger(__name__)
+
+ASK_AGAIN_S: Final = 0.1
+LOOK_INTERVAL_S: Final = 30.0  # at the names, and at partitions that nobody leads
+
+
+class Cluster:
+    """Thread-safe."""
+
+    def __init__(
+        self,
+        members: Members,
+        topics: LiveTopics,
+        bucket: Bucket,
+        peers: Peers,
+        *,
+        offload: Callable[[Partition, float], bool],
+        on_moved: Callable[[Partition], None],
+        settings: BrokerSettings,
+        folder: DataFolder,
+        opener: LogOpener,
+        clock: Callable[[], int],
+    ) -> None:
+        self.members, self._topics, self._bucket = members, topics, bucket
+        self.leaders = Leaders()
+        self.sets = ShownSets(self.leaders, self.find_leader)
+        self.cold = ColdPartitions(bucket, self.leaders)
+        self._on_moved = on_moved
+        self.news = News(
+            members, self.leaders, peers, settle=self.settle_all, led_here=self._led_here
+        )
+        self.replicas = Replicas(
+            folder,
+            members,
+            topics,
+            bucket,
+            peers,
+            opener=opener,
+            settings=settings,
+            on_moved=self._note_moved,
+            gone=self.error_for,
+            name=self._name_to_lead,
+            tell=self._tell_of_leaders,
+        )
+        self.topics = ClusterTopics(
+            topics,
+            bucket,
+            self.news,
+            self.replicas,
+            led=self._may_lead,
+            clock=clock,
+            default_factor=settings.default_replication_factor,
+        )
+        self.moves = Moves(
+            members,
+            self.leaders,
+            self.news,
+            peers,
+            topics,
+            may_lead=self._may_lead,
+            hand_over=self.move,
+            prefer=self.replicas.prefer,
+            interval_ms=settings.rebalance_interval_ms,
+        )
+        self.reassignments = Reassignments(self.moves, self.leaders, look=self.news.read_reports)
+        self.hand_over = HandOver(topics, self.news, offload=offload, not_here=self.error_for)
+        topics.elsewhere, topics.creating = self, self.topics.ensure
+        topics.choose_factor = self.topics.choose_factor
+        topics.replicas = self.replicas
+        bucket.names, bucket.is_gone = self.topics.names, self._is_gone
+        self._being_settled: set[TopicIdPartition] = set()
+        self._settled = threading.Condition()
+        self._look_again_s = self._asked_s = 0.0
+        self._has_greeted = False
+
+    def _is_gone(self, folder_id: str) -> bool:
+        """Whether no living broker has this data folder."""
+        member = self.members.member_of(folder_id)
+        return member is None or not member.is_alive
+
+    def begin(self) -> None:
+        """Before anything is served: make the topics of this folder the cluster's, follow what has
+        changed, and find out what became of hand-overs that a crash interrupted. Without the store
+        the broker goes on with what it knows. The others are not asked: they may be starting too.
+
+        Raises ConfigurationError if another topic of the cluster has the name of one that this
+        folder had when it was alone.
+        """
+        try:
+            self._bucket.store_status.require_store()
+            self.topics.bring_own()
+            self.topics.follow_all()
+            self.settle_all(self._topics.unsettled())
+        except (StoreUnavailable, OutcomeUnknownError) as error:
+            log.warning("the cluster's topics are not followed yet", error=str(error))
+
+    # --- who leads --------------------------------------------------------------------------------
+
+    def error_for(self, record: TopicRecord, number: int) -> TierlogError:
+        """What to answer for a partition that this broker does not lead."""
+        name = f"{record.name}-{number}"
+        leader = self.find_leader(record.topic_id, number)
+        if leader is None or leader.node_id == self.members.me.node_id:
+            return LeaderUnknown(f"no broker is known to lead {name}", retry_after_s=1)
+        member = self.members.member(leader.node_id)
+        if member is None or not member.is_alive:
+            return LeaderUnknown(
+                f"broker {leader.node_id}, which led {name}, does not answer", retry_after_s=2
+            )
+        return NotLeader(
+            name,
+            node_id=member.node_id,
+            url=member.url,
+            kafka=member.kafka,
+            leader_epoch=leader.leader_epoch,
+        )
+
+    def log_end_offset(self, record: TopicRecord, number: int) -> int | None:
+        """As its leader last said; None if no leader is known."""
+        leader = self.find_leader(record.topic_id, number)
+        return None if leader is None else leader.log_end_offset
+
+    def find_leader(self, topic_id: str, number: int) -> Leader | None:
+        """As far as is known; None while nobody is known to lead it."""
+        place = (topic_id, number)
+        found, followed = self.leaders.find_leader(place), self.replicas.followed_leader(place)
+        if followed is not None and (found is None or found.leader_epoch < followed[0]):
+            log_end, cold_end = (0, 0) if found is None else found[1:3]
+            return Leader(followed[0], log_end, cold_end, followed[1])
+        return found
+
+    def _led_here(self) -> Report:
+        sets = self.replicas.shown_here()
+        found: dict[TopicIdPartition, LedPartition] = {}
+        for one in self._topics.partitions():
+            now, place = one.offsets(), (one.topic_id, one.number)
+            if not one.is_defunct:
+                replicas, in_sync = sets[place][2:] if place in sets else ((), ())
+                offsets = now.leader_epoch, now.log_end_offset, one.cold_end_offset
+                found[place] = LedPartition(*offsets, tuple(replicas), tuple(in_sync))
+        return found
+
+    def report(self) -> LeaderReport:
+        return LeaderReport.of(self.members.me.node_id, self._led_here())
+
+    def _may_lead(self) -> Led:
+        """What each broker leads that may be given more."""
+        self.news.note_own()
+        return {
+            one.node_id: self.leaders.led_by(one.node_id)
+            for one in self.members.members()
+            if one.is_alive and one.state == "running"
+        }
+
+    # --- news, and what nobody has told -----------------------------------------------------------
+
+    def hear_news(
+        self, sender: int, topics: Iterable[str], assigned: Iterable[TopicIdPartition]
+    ) -> LeaderReport:
+        """From another broker, which may have joined just now. Raises StoreUnavailable,
+        CorruptDataError.
+        """
+        known = self.members.member(sender)
+        if known is None or not known.is_alive:
+            self.members.refresh()
+        self.topics.follow_names(topics)
+        self.replicas.look_at(list(topics), leader=sender)
+        self.settle_all(assigned)
+        return self.report()
+
+    def settle_all(self, places: Iterable[TopicIdPartition]) -> None:
+        """Claim what was assigned to this broker; what cannot be claimed now is later."""
+        self.news.in_threads([partial(self._settle, place) for place in places])
+
+    def _note_moved(self, partition: Partition) -> None:
+        """A replica here leads from now on, or no longer."""
+        self._on_moved(partition)
+        self.news.note_own()
+
+    def _name_to_lead(self, node_id: int, places: Sequence[TopicIdPartition]) -> None:
+        if (member := self._other(node_id)) is not None:
+            self.news.tell(member, assigned=places)
+
+    def _tell_of_leaders(self, node_id: int, topics: Sequence[str]) -> None:
+        if (member := self._other(node_id)) is not None:
+            self.news.tell(member, topics=topics)
+
+    def _other(self, node_id: int) -> Member | None:
+        member = self.members.member(node_id)
+        is_there = member is not None and member.is_alive
+        return member if is_there and node_id != self.members.me.node_id else None
+
+    def _settle(self, place: TopicIdPartition) -> None:
+        try:
+            if self.replicas.is_replicated(place[0]):
+                return self.replicas.settle(place)
+            with self._settling(place):
+                before = self._is_here(place)
+                if self._topics.find_by_id(place[0]).record.internal:
+                    self.topics.follow_all()  # what is in it counts for topics that exist
+                partition = self._topics.settle(*place)
+            if partition is not None and not before:
+                self._on_moved(partition)
+                self.news.note_own()
+        except UnknownTopicOrPartition:
+            pass  # it was deleted meanwhile
+        except (TierlogError, OSError) as error:
+            log.warning("a partition cannot be claimed", partition=place, error=str(error))
+
+    def _is_here(self, place: TopicIdPartition) -> bool:
+        return place[1] in self._topics.find_by_id(place[0]).partitions
+
+    @contextmanager
+    def _settling(self, place: TopicIdPartition) -> Iterator[None]:
+        """One at a time for a partition; whoever comes second looks again."""
+        with self._settled:
+            self._settled.wait_for(lambda: place not in self._being_settled)
+            self._being_settled.add(place)
+        try:
+            yield
+        finally:
+            with self._settled:
+                self._being_settled.discard(place)
+                self._settled.notify_all()
+
+    def run_round(self) -> None:
+        """In the background: what the others lead; and now and then, what has changed in the bucket
+        that nobody told.
+        """
+        if self._has_greeted:
+            self.news.read_reports()
+        else:  # the others are to know of this broker before their next look
+            self.members.beat()  # or they would see that of before a restart
+            self.members.refresh()
+            self.news.tell_all([])
+            self._has_greeted = True
+        self.settle_all(self._missing_replicas())
+        self.replicas.look_if_replaced(self._reported_epoch)
+        if time.monotonic() >= self._look_again_s:
+            self._look_again_s = time.monotonic() + LOOK_INTERVAL_S
+            self.look_after()
+
+    def ask_who_leads(self) -> None:
+        """Ask the others now, unless somebody did a moment ago: there is a key whose coordinator
+        this broker does not know, and librdkafka asks three times within 300 ms.
+        """
+        if time.monotonic() - self._asked_s >= ASK_AGAIN_S:
+            self._asked_s = time.monotonic()
+            self.news.read_reports()
+
+    def _reported_epoch(self, place: TopicIdPartition) -> int:
+        leader = self.leaders.find_leader(place)
+        return -1 if leader is None else leader.leader_epoch
+
+    def _missing_replicas(self) -> list[TopicIdPartition]:
+        """Of which this broker is to have replicas, by what their leaders say, and has none: its
+        disk was lost, or nobody told it.
+        """
+        return [
+            place
+            for place, replicas in self.leaders.replicas().items()
+            if self.members.me.node_id in replicas and not self.replicas.has(place)
+        ]
+
+    def look_after(self) -> None:
+        """Follow the names, and find what crashes left: partitions that nobody leads. Raises
+        StoreUnavailable, CorruptDataError.
+        """
+        self._bucket.store_status.require_store()
+        self.members.refresh()  # who is not known is gone
+        self.topics.follow_all()
+        self.settle_all(self._led_by_nobody())
+        may_lead = self._may_lead()
+        if min(may_lead, default=None) == self.members.me.node_id:  # one does it, to save requests
+            self._assign_again(may_lead)
+
+    def _assign_again(self, may_lead: Led) -> None:
+        """Assign to others what was assigned to a broker that does not live, and what has no
+        manifest yet: its creator died. Nothing of it is on any disk.
+        """
+        placed = place_new(self._led_by_nobody(), may_lead)
+        taken = {place: one for place, one in placed.items() if self._assign_to(place, one)}
+        if taken:
+            self.news.tell_all([], placed=taken)
+
+    def _assign_to(self, place: TopicIdPartition, node_id: int) -> bool:
+        with suppress(UnknownTopicOrPartition):
+            record = self._topics.find_by_id(place[0]).record
+            if record.is_replicated:
+                return self.topics.place_replicas_again(record, place[1])
+            folder_id = self.news.folders()[node_id]
+            return self._bucket.assign(record, place[1], folder_id, may_take_from=self._is_gone)
+        return False
+
+    def _led_by_nobody(self) -> list[TopicIdPartition]:
+        return [
+            (topic.record.topic_id, number)
+            for topic in self._topics
+            for number in topic.record.absent
+            if self.leaders.find_leader((topic.record.topic_id, number)) is None
+        ]
+
+    # --- moving -----------------------------------------------------------------------------------
+
+    def move(self, topic: str, number: int, *, node_id: int) -> Moved:
+        """Hand a partition that this broker leads over to another. Raises InvalidRequest, what
+        `HandOver.run` does, and NotLeader.
+        """
+        partition = self._topics.find(topic).partition(number)
+        target = self.members.member(node_id)
+        if node_id == self.members.me.node_id:
+            return Moved(node_id, partition.log_end_offset, 0)
+        if target is None or not target.is_alive or target.state != "running":
+            state = "is not known" if target is None else f"is {target.state}"
+            state = "does not answer" if target is not None and not target.is_alive else state
+            raise InvalidRequest(f"node_id: broker {node_id} {state}")
+        if partition.term is None:
+            moved = self.hand_over.run(partition, target)
+            self._on_moved(partition)
+            return moved
+        began_s = time.monotonic()
+        self.replicas.moves.hand_over(partition, target, timeout_s=STOP_S)
+        paused_ms = round((time.monotonic() - began_s) * 1000)
+        return Moved(node_id, partition.log_end_offset, paused_ms)
+
+    # --- brokers that leave -----------------------------------------------------------------------
+
+    def leave(self, *, timeout_s: float) -> None:
+        """Before a clean stop: give the others all that this broker leads, as long as that takes no
+        longer than this.
+        """
+        self._give_up_leading(time.monotonic() + timeout_s)
+        self.moves.leave(timeout_s=timeout_s)
+
+    def _give_up_leading(self, deadline_s: float) -> None:
+        """Hand over what other brokers have replicas in sync of."""
+
+        def give(partition: Partition) -> None:
+            try:
+                targets = self.replicas.moves.may_lead_instead(partition)
+                if targets and time.monotonic() < deadline_s:
+                    self.move(partition.topic, partition.number, node_id=targets[0])
+            except TierlogError as error:
+                log.warning("a partition is led on", partition=str(partition), error=str(error))
+
+        led = [one for one in self._topics.partitions() if one.term is not None]
+        self.news.in_threads([partial(give, one) for one in led])
+
+    def remove(self, node_id: int) -> None:
+        """Have a broker that does not run, and that has no partition, leave for ever. Raises what
+        `Members.remove` does.
+        """
+        self.members.remove(node_id, check_unused=partial(self._check_unused, node_id))
+
+    def _check_unused(self, node_id: int, folder_id: str) -> None:
+        """Raises BrokerInUse if a manifest names its folder. Whatever its owner is, new partitions
+        are only assigned to brokers that live.
+        """
+        self.topics.follow_all()
+        used: list[str] = []
+
+        def look(record: TopicRecord, number: int) -> None:
+            if folder_id in self._bucket.folders_of(record, number):
+                used.append(f"{record.name}-{number}")
+
+        self.news.in_threads(
+            [partial(look, one.record, number) for one in self._topics for number in one.numbers]
+        )
+        if used:
+            more = f" and {len(used) - 1} more" if len(used) > 1 else ""
+            raise BrokerInUse(
+                f"broker {node_id} has {min(used)}{more}: start and drain it first, or restore them"
+            )
+
+    def close(self, *, timeout_s: float) -> None:
+        """The last step of a clean stop: the others need not wait for this broker."""
+        self.moves.stop()
+        self.reassignments.stop()
+        self.news.close()
+        self.members.leave(timeout_s)

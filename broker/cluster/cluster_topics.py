@@ -1,0 +1,360 @@
+"""The topics of a cluster: changed through the bucket, and followed by all brokers.
+
+* The name's newest version in the bucket says what a topic is (`manifest.topic_names`). A broker
+  changes that first, then follows it itself and tells the others; one that was not told follows at
+  its next look.
+* A partition exists once its first manifest says to which broker it is assigned; that broker opens
+  and claims it. What a crash leaves undone, `Cluster.look_after` finds and does.
+* Every change needs the bucket. Without it topics stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+import msgspec
+import structlog
+
+from tierlog.broker.bucket import Bucket
+from tierlog.broker.cluster.news import News
+from tierlog.broker.cluster.placement import Led, place_new, place_replicas
+from tierlog.broker.data_folder import DataFolder, TopicIdPartition, new_id
+from tierlog.broker.live_topics import (
+    LiveTopics,
+    check_partition_count,
+    with_partitions,
+)
+from tierlog.broker.replication.replicas import Replicas
+from tierlog.broker.topic_registry import TopicRecord, TopicRegistry
+from tierlog.broker.topic_replicas import (
+    ANYWHERE,
+    Chosen,
+    check_min_in_sync,
+    choose_factor,
+)
+from tierlog.broker.topics import Topic, check_topic_name
+from tierlog.hot_tier.log_config import LogConfig
+from tierlog.manifest.topic_names import TopicName, TopicNames
+from tierlog.manifest.topic_objects import TopicObjects
+from tierlog.object_store.store import ObjectStore
+from tierlog.record_format.errors import (
+    ConfigurationError,
+    FieldProblem,
+    InvalidConfig,
+    InvalidReplicationFactor,
+    LeaderUnknown,
+    TopicExists,
+    UnknownTopic,
+)
+from tierlog.record_format.topic_rules import ConfigValue
+
+log = structlog.get_logger(__name__)
+
+
+class ClusterTopics:
+    """Thread-safe. `led`: what each broker leads that may be given partitions."""
+
+    def __init__(
+        self,
+        topics: LiveTopics,
+        bucket: Bucket,
+        news: News,
+        replicas: Replicas,
+        *,
+        led: Callable[[], Led],
+        clock: Callable[[], int],
+        default_factor: int,
+    ) -> None:
+        self._topics, self._bucket, self._news = topics, bucket, news
+        self._replicas = replicas
+        self.names = TopicNames(bucket.store)
+        self._led, self._clock = led, clock
+        self._default_factor = default_factor
+        # A topic is new here, or has more partitions; or it was deleted.
+        self.on_followed: Callable[[TopicRecord, bool], None] = lambda *_: None
+
+    def create(
+        self,
+        name: str,
+        *,
+        partitions: int,
+        config: Mapping[str, ConfigValue],
+        replication_factor: int | None = None,
+        replicas: Chosen = ANYWHERE,
+    ) -> Topic:
+        """Raises what `LiveTopics.create` does, and StoreUnavailable."""
+        check_topic_name(name)
+        check_partition_count(partitions)
+        factor = self.choose_factor(replication_factor, replicas)
+        parsed = _checked(LogConfig.parse(config), factor=factor)
+        self._bucket.store_status.require_store()
+        topic_id, now_ms = new_id(), self._clock()
+
+        def taken(before: TopicName | None) -> TopicName:
+            if before is not None and before.topic_id is not None:
+                raise TopicExists(f"topic {name!r} already exists")
+            return TopicName(
+                topic=name,
+                topic_id=topic_id,
+                partitions=partitions,
+                config=dict(parsed.overrides),
+                replication_factor=factor,
+                created_ms=max(now_ms, before.created_ms + 1 if before is not None else 0),
+            )
+
+        return self._carry_out(self.names.change_name(name, taken), range(partitions), replicas)
+
+    def alter(
+        self,
+        name: str,
+        *,
+        config: Mapping[str, ConfigValue | None],
+        partitions: int | None,
+        replicas: Chosen = ANYWHERE,
+    ) -> Topic:
+        """Raises what `LiveTopics.alter` does, and StoreUnavailable."""
+        topic = self._topics.find(name)
+        self._topics.check_added_replicas(name, replicas)
+        self._bucket.store_status.require_store()
+        had = 0
+
+        def altered(before: TopicName | None) -> TopicName:
+            nonlocal had
+            if before is None or before.topic_id != topic.record.topic_id:
+                raise UnknownTopic(name)
+            had, now = before.partitions, LogConfig.parse(before.config)
+            factor = before.replication_factor
+            changed = _checked(now.replace(config), factor=factor)
+            for partition in topic.partitions.values():
+                partition.check_change(now, changed)
+            record = _record_of(before)
+            record = record if partitions is None else with_partitions(record, partitions)
+            return msgspec.structs.replace(
+                before, config=dict(changed.overrides), partitions=record.partitions
+            )
+
+        named = self.names.change_name(name, altered)
+        return self._carry_out(named, range(had, named.partitions), replicas)
+
+    def delete(self, name: str) -> None:
+        """Raises UnknownTopic, StoreUnavailable."""
+        topic = self._topics.find(name)
+        self._bucket.store_status.require_store()
+
+        def freed(before: TopicName | None) -> TopicName:
+            if before is None or before.topic_id != topic.record.topic_id:
+                raise UnknownTopic(name)
+            return msgspec.structs.replace(before, topic_id=None, config={}, partitions=0)
+
+        self.follow(self.names.change_name(name, freed))
+        self._news.tell_all([name])
+
+    def ensure(
+        self,
+        name: str,
+        *,
+        partitions: int,
+        config: Mapping[str, ConfigValue],
+        replication_factor: int | None = None,
+    ) -> None:
+        """Create it unless another broker has, and know it here. Raises LeaderUnknown while there
+        are fewer brokers than it is to have replicas.
+        """
+        self.follow_names([name])
+        if self._topics.registry.by_name(name) is None:
+            factor = replication_factor
+            try:
+                self.create(name, partitions=partitions, config=config, replication_factor=factor)
+            except InvalidReplicationFactor as error:
+                raise LeaderUnknown(f"{name} cannot be created yet: {error}") from error
+            except TopicExists:
+                pass  # another broker was faster
+            self.follow_names([name])
+
+    def choose_factor(self, given: int | None, replicas: Chosen) -> int:
+        """The replication factor of a new topic. Raises InvalidReplicationFactor,
+        InvalidReplicaAssignment.
+        """
+        default = self._default_factor
+        return choose_factor(given, replicas, default=default, living=self._living())
+
+    def _living(self) -> set[int]:
+        """Raises LeaderUnknown if there are none."""
+        if not (living := set(self._led())):
+            raise LeaderUnknown("no broker of the cluster may be given partitions")
+        return living
+
+    def bring_own(self) -> None:
+        """Give the topics that this folder had before it joined their names in the cluster. Raises
+        ConfigurationError, StoreUnavailable.
+        """
+        for record in self._topics.registry.live():
+            if record.version == 0:
+                self.follow(_bring(self.names, record))
+
+    # --- following --------------------------------------------------------------------------------
+
+    def follow_names(self, names: Iterable[str]) -> None:
+        """Look at these names in the bucket. Raises StoreUnavailable, CorruptDataError."""
+        for name in names:
+            if (named := self.names.find_name(name)) is not None:
+                self.follow(named)
+
+    def follow_all(self) -> None:
+        """Look whether any name has changed: one LIST, if none has."""
+        for named in self.names.list_names():
+            self.follow(named)
+
+    def follow(self, named: TopicName, *, dirty: bool = False) -> None:
+        """Know the topic as the bucket says. `dirty`: its topic object has to follow."""
+        known = self._topics.registry.by_name(named.topic)
+        if known is not None and known.version >= named.version:
+            return  # what was read is not newer than what is known
+        if known is not None and known.topic_id != named.topic_id:
+            self._replicas.drop_topic(known.topic_id)
+            self._topics.forget_topic(known.topic_id)
+            self._replicas.drop_topic(known.topic_id)  # opened between the two
+            self.on_followed(known, True)
+        if named.topic_id is not None:
+            record = self._topics.follow_topic(_record_of(named, dirty=dirty)).record
+            if known is None or known.partitions != record.partitions:
+                self.on_followed(record, False)
+
+    # --- details ----------------------------------------------------------------------------------
+
+    def _carry_out(self, named: TopicName, new: Iterable[int], replicas: Chosen) -> Topic:
+        """Make the new partitions of a change that is in the bucket, and tell the others. Who was
+        chosen to lead and does not answer is replaced.
+        """
+        self.follow(named, dirty=True)
+        topic = self._topics.find(named.topic)
+        led, silent = dict(self._led()), set[int]()
+        places = [(topic.record.topic_id, number) for number in new]
+        leaders = {number: chosen[0] for number, chosen in replicas.items()}
+        if places and not led:
+            raise LeaderUnknown("no broker of the cluster may be given partitions")
+        if topic.record.is_replicated:
+            self._place_replicated(topic.record, place_new(places, led), replicas)
+            return topic
+        while True:
+            placed = place_new(places, led)
+            placed |= {one: leaders[one[1]] for one in places if leaders.get(one[1]) in led}
+            self._assign(topic.record, placed, silent)
+            silent |= self._news.tell_all([named.topic], placed=placed)
+            led = {one: had for one, had in led.items() if one not in silent}
+            places = [place for place, node_id in placed.items() if node_id in silent]
+            if not (places and led):
+                return topic
+
+    def _place_replicated(
+        self,
+        record: TopicRecord,
+        leaders: Mapping[TopicIdPartition, int],
+        replicas: Mapping[int, Sequence[int]],
+    ) -> None:
+        """Write who has the replicas of new partitions, and have the first of each lead. Who does
+        not answer finds out later, and another leads meanwhile.
+        """
+        zones = {one.node_id: one.zone for one in self._news.alive()}
+        had = {node_id: len(places) for node_id, places in self._led().items()}
+        placed = {
+            **place_replicas(leaders, zones, had, factor=record.replication_factor),
+            **{place: tuple(replicas[place[1]]) for place in leaders if place[1] in replicas},
+        }
+        by_number = {place[1]: node_ids for place, node_ids in placed.items()}
+        self._replicas.create(record, by_number, self._news.folders())
+        for turn in range(record.replication_factor):  # the first leads before the others ask
+            told = {place: ids[turn] for place, ids in placed.items() if turn < len(ids)}
+            self._news.tell_all([record.name], placed=told)
+
+    def place_replicas_again(self, record: TopicRecord, number: int) -> bool:
+        """Write the first set of a partition that has none: its creator died. Whether it had."""
+        if self._replicas.has_set(record, number):
+            return False
+        place = (record.topic_id, number)
+        self._place_replicated(record, place_new([place], self._led()), {})
+        return True
+
+    def _assign(
+        self, record: TopicRecord, placed: Mapping[TopicIdPartition, int], silent: set[int]
+    ) -> None:
+        """`silent`: brokers that did not answer when partitions were assigned to them."""
+        folders = self._news.folders()
+        taken = {folders[node_id] for node_id in silent}
+        self._news.in_threads(
+            [
+                partial(
+                    self._bucket.assign,
+                    record,
+                    number,
+                    folders[node_id],
+                    may_take_from=taken.__contains__,
+                )
+                for (_, number), node_id in placed.items()
+            ]
+        )
+
+
+def _checked(config: LogConfig, *, factor: int) -> LogConfig:
+    """A cluster moves partitions through the bucket. Raises InvalidConfig."""
+    check_min_in_sync(config, factor=factor)
+    if not config.remote_storage_enable:
+        why = "the partitions of a cluster move through the bucket"
+        raise InvalidConfig(
+            f"remote.storage.enable: {why}",
+            problems=(FieldProblem("config.remote.storage.enable", why),),
+        )
+    return config
+
+
+def bring_before_joining(folder: DataFolder, store: ObjectStore) -> None:
+    """Give the topics of the first folder that joins their names, before another broker can create
+    topics. Raises ConfigurationError if the store has topics of a broker that has not joined.
+    """
+    names = TopicNames(store)
+    own = TopicRegistry(folder.path, write=folder.write).live()
+    for record in own:
+        _bring(names, record)
+    if not own and not names.list_names() and (topics := TopicObjects(store).names()):
+        raise ConfigurationError(
+            f"{store.url} has {len(topics)} topics of a broker that is alone, {topics[0]!r} for "
+            "example: start that broker's data folder with --join first"
+        )
+
+
+def _bring(names: TopicNames, record: TopicRecord) -> TopicName:
+    found = names.find_name(record.name)
+    if found is not None and found.topic_id == record.topic_id:
+        return found
+    return names.change_name(record.name, partial(_brought, record))
+
+
+def _brought(record: TopicRecord, before: TopicName | None) -> TopicName:
+    if before is not None and before.topic_id not in (None, record.topic_id):
+        raise ConfigurationError(
+            f"topic {record.name!r} of this data folder has the name of another of the cluster: "
+            "start it alone, with another prefix, and copy its records"
+        )
+    return TopicName(
+        topic=record.name,
+        topic_id=record.topic_id,
+        partitions=record.partitions,
+        config=record.config,
+        created_ms=record.created_ms,
+        replication_factor=record.replication_factor,
+    )
+
+
+def _record_of(named: TopicName, *, dirty: bool = False) -> TopicRecord:
+    assert named.topic_id is not None, "the name has a topic"
+    return TopicRecord(
+        name=named.topic,
+        topic_id=named.topic_id,
+        partitions=named.partitions,
+        config=dict(named.config),
+        created_ms=named.created_ms,
+        replication_factor=named.replication_factor,
+        dirty=dirty,
+        version=named.version,
+    )

@@ -1,0 +1,91 @@
+"""Which broker leads which partition, as the brokers themselves say: a cache for requests.
+
+* The manifest is the truth, and its claims fence whoever is out of date; so what is wrong here
+  costs a request that another broker refuses, never a record.
+* A broker reports all that it leads, and a new report replaces its last one. If two say that they
+  lead a partition, the one with the higher leader epoch does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from tierlog.broker.data_folder import TopicIdPartition
+
+
+class LedPartition(NamedTuple):
+    """A partition, as its leader says. Below `cold_end_offset` all is in the bucket. `replicas` and
+    those in sync are node ids, and only of a topic with several of them.
+    """
+
+    leader_epoch: int
+    log_end_offset: int
+    cold_end_offset: int
+    replicas: tuple[int, ...] = ()
+    in_sync: tuple[int, ...] = ()
+
+
+Report = Mapping[TopicIdPartition, LedPartition]
+"""Everything that a broker leads."""
+
+
+class Leader(NamedTuple):
+    """As `LedPartition`, when it last said so, and who that is."""
+
+    leader_epoch: int
+    log_end_offset: int
+    cold_end_offset: int
+    node_id: int
+    replicas: tuple[int, ...] = ()
+    in_sync: tuple[int, ...] = ()
+
+
+class Leaders:
+    """Thread-safe: reports are replaced as a whole, and lookups take no lock."""
+
+    def __init__(self) -> None:
+        self._reports: dict[int, Report] = {}
+        self._gone: dict[int, Report] = {}  # what brokers said last that are gone
+
+    def put_report(self, node_id: int, report: Report) -> None:
+        self._reports = {**self._reports, node_id: report}
+        self._gone = {one: report for one, report in self._gone.items() if one != node_id}
+
+    def keep_only(self, node_ids: Iterable[int]) -> None:
+        """The other brokers are gone: what they said is good for showing alone."""
+        kept, reports = set(node_ids), self._reports
+        self._gone |= {one: report for one, report in reports.items() if one not in kept}
+        self._reports = {one: report for one, report in reports.items() if one in kept}
+
+    def find_leader(self, place: TopicIdPartition) -> Leader | None:
+        return _newest(self._reports, place)
+
+    def find_gone_leader(self, place: TopicIdPartition) -> Leader | None:
+        """The last leader that is known of a partition that nobody leads, if it is gone."""
+        return _newest(self._gone, place)
+
+    def led_by(self, node_id: int) -> list[TopicIdPartition]:
+        return list(self._reports.get(node_id, {}))
+
+    def replicas(self) -> dict[TopicIdPartition, tuple[int, ...]]:
+        """The brokers that have replicas of what is led, where there are several."""
+        return {
+            place: led.replicas
+            for report in self._reports.values()
+            for place, led in report.items()
+            if led.replicas
+        }
+
+    def count_led(self) -> dict[int, int]:
+        """How many partitions each broker leads, by node id."""
+        return {node_id: len(report) for node_id, report in self._reports.items()}
+
+
+def _newest(reports: Mapping[int, Report], place: TopicIdPartition) -> Leader | None:
+    found = (
+        Leader(*report[place][:3], node_id, *report[place][3:])
+        for node_id, report in reports.items()
+        if place in report
+    )
+    return max(found, default=None)

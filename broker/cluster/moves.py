@@ -1,0 +1,174 @@
+"""Which partitions are to change their brokers, and the moving: the balance, a drain, a stop.
+
+* What each broker leads is asked of all before a plan is made; one that did not answer takes no
+  part in a balance.
+* A move is carried out by the leader, which may be another broker, and which refuses what is out of
+  date. Nothing here decides who leads.
+* A drained broker moves its own partitions: an order that outlives restarts needs no one else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+import structlog
+
+from tierlog.broker.cluster.leaders import Leaders
+from tierlog.broker.cluster.members import Members
+from tierlog.broker.cluster.news import News
+from tierlog.broker.cluster.peers import Peers
+from tierlog.broker.cluster.placement import Led, Move, balance, drain
+from tierlog.broker.data_folder import TopicIdPartition
+from tierlog.broker.live_topics import LiveTopics
+from tierlog.host.deferred_errors import DeferredErrors
+from tierlog.record_format.errors import (
+    BrokerInUse,
+    LeaderUnknown,
+    TierlogError,
+    UnknownTopicOrPartition,
+)
+
+log = structlog.get_logger(__name__)
+
+
+class HandsOver(Protocol):
+    def __call__(self, topic: str, number: int, *, node_id: int) -> Any: ...
+
+
+class Moves:
+    """Thread-safe. `may_lead`: the brokers that may be given more; `hand_over`: moves a partition
+    that this broker leads; `prefer`: those of its replicas. `interval_ms`: of the balance; 0: there
+    is none.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        leaders: Leaders,
+        news: News,
+        peers: Peers,
+        topics: LiveTopics,
+        *,
+        may_lead: Callable[[], Led],
+        hand_over: HandsOver,
+        prefer: Callable[[], None],
+        interval_ms: int,
+    ) -> None:
+        self._members, self._leaders, self._news = members, leaders, news
+        self._peers, self._topics = peers, topics
+        self._may_lead, self._hand_over, self._prefer = may_lead, hand_over, prefer
+        self._interval_s = interval_ms / 1000
+        self._balance_again_s = time.monotonic() + self._interval_s
+        self._stopping = threading.Event()
+
+    def plan_balance(self) -> list[Move]:
+        self._news.read_reports()
+        return self._balanced()
+
+    def _balanced(self) -> list[Move]:
+        told = self._leaders.count_led()
+        led = {one: self._alone(led) for one, led in self._may_lead().items() if one in told}
+        return balance(led)
+
+    def _alone(self, places: Iterable[TopicIdPartition]) -> list[TopicIdPartition]:
+        """Without those that several brokers have: which of them leads is theirs."""
+        return [one for one in places if not self._is_replicated(one)]
+
+    def _is_replicated(self, place: TopicIdPartition) -> bool:
+        try:
+            return self._topics.find_by_id(place[0]).record.is_replicated
+        except UnknownTopicOrPartition:  # deleted meanwhile
+            return False
+
+    def count_imbalance(self) -> int:
+        """How many partitions a balance would move, as far as is known without asking."""
+        return len(self._balanced())
+
+    def plan_drain(self, node_id: int) -> list[Move]:
+        self._news.read_reports()
+        led = {**self._may_lead(), node_id: self._leaders.led_by(node_id)}
+        return drain(node_id, {one: self._alone(places) for one, places in led.items()})
+
+    def run_moves(self, moves: Iterable[Move]) -> int:
+        """Carry moves out, one after another, wherever their leaders are; how many succeeded.
+        Raises the first error once all were tried.
+        """
+        done, failures = 0, DeferredErrors(TierlogError)
+        for move in moves:
+            if self._stopping.is_set():
+                break
+            with failures:
+                self._run_move(move)
+                done += 1
+        failures.raise_first()
+        return done
+
+    def move_leader(self, place: TopicIdPartition, *, source: int, target: int) -> None:
+        """Raises what a hand-over does."""
+        self._run_move(Move(place, source, target))
+
+    def _run_move(self, move: Move) -> None:
+        name, number = self.topic_of(move), move.place[1]
+        if move.source == self._members.me.node_id:
+            self._hand_over(name, number, node_id=move.target)
+            return
+        source = self._members.member(move.source)
+        if source is None:
+            raise LeaderUnknown(f"broker {move.source} is not known")
+        self._peers.hand_over(source.url, topic=name, partition=number, node_id=move.target)
+
+    def topic_of(self, move: Move) -> str:
+        """Raises UnknownTopicOrPartition."""
+        return self._topics.find_by_id(move.place[0]).record.name
+
+    def run_round(self) -> None:
+        """In the background: give away what a drained broker leads; now and then have the preferred
+        replicas lead, and, on one broker alone, balance the others.
+        """
+        if self._members.me.state == "draining":
+            if self._leaders.led_by(self._members.me.node_id):
+                self.run_moves(self.plan_drain(self._members.me.node_id))
+        elif self._interval_s and time.monotonic() >= self._balance_again_s:
+            self._balance_again_s = time.monotonic() + self._interval_s
+            self._prefer()
+            if min(self._may_lead(), default=None) == self._members.me.node_id:
+                self.run_moves(self.plan_balance())
+
+    def set_draining(self, node_id: int, *, draining: bool) -> None:
+        """Have the broker with this node id drained, or no longer. Raises UnknownBroker,
+        BrokerInUse if it does not run, and what `Members.set_state` and `Peers.set_draining` do.
+        """
+        me, other = self._members.me, self._members.find_member(node_id)
+        if other.node_id == me.node_id:
+            if (me.state == "draining") != draining:
+                self._members.set_state("draining" if draining else "running")
+            return
+        if not other.is_alive or other.url == me.url:  # the same: it would be asked for ever
+            raise BrokerInUse(f"broker {node_id} at {other.url} does not answer: start it first")
+        self._peers.set_draining(other.url, node_id, draining=draining)
+        self._members.refresh()
+
+    def leave(self, *, timeout_s: float) -> None:
+        """Before a clean stop: give the others all that this broker leads, as long as that takes no
+        longer than this.
+        """
+        self._stopping.set()
+        deadline_s = time.monotonic() + timeout_s
+        moves = self.plan_drain(self._members.me.node_id)
+        self._news.in_threads([partial(self._try_move, move, deadline_s) for move in moves])
+
+    def _try_move(self, move: Move, deadline_s: float) -> None:
+        try:
+            if time.monotonic() >= deadline_s:
+                raise LeaderUnknown("there is no time left to hand it over")
+            self._run_move(move)
+        except TierlogError as error:
+            log.warning("a partition stays here", partition=move.place, error=str(error))
+
+    def stop(self) -> None:
+        """No further move begins."""
+        self._stopping.set()

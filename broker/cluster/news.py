@@ -1,0 +1,154 @@
+"""Tells the other brokers what has changed, and keeps what they say that they lead.
+
+* News only saves time: who is not told finds out by its next look at the bucket, or from what the
+  others report.
+* Brokers are spoken with in parallel, since one that is down answers nothing for seconds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import wait
+from functools import partial
+from typing import Any
+
+import structlog
+
+from tierlog.broker.cluster.leaders import Leaders, Report
+from tierlog.broker.cluster.members import Member, Members
+from tierlog.broker.cluster.peers import LeaderReport, Peers
+from tierlog.broker.data_folder import TopicIdPartition
+from tierlog.host.threads import Threads
+from tierlog.record_format.errors import TierlogError
+
+log = structlog.get_logger(__name__)
+
+THREADS_MAX = 32
+
+
+class News:
+    """Thread-safe. `settle` claims what was assigned to this broker; `led_here` reports what it
+    leads.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        leaders: Leaders,
+        peers: Peers,
+        *,
+        settle: Callable[[Iterable[TopicIdPartition]], None],
+        led_here: Callable[[], Report],
+    ) -> None:
+        self._members, self._leaders, self._peers = members, leaders, peers
+        self._settle, self._led_here = settle, led_here
+        self._threads = Threads(THREADS_MAX, name="cluster")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def in_threads(self, calls: Sequence[Callable[[], Any]]) -> None:
+        """Make the calls in parallel. Raises the first error, once all have ended.
+
+        A single call needs no thread: two brokers that hand partitions to each other would wait for
+        each other's threads.
+        """
+        if len(calls) == 1:
+            calls[0]()
+            return
+        made = [self._threads.submit(call) for call in calls]
+        wait(made)
+        for one in made:
+            one.result()
+
+    def folders(self) -> dict[int, str]:
+        """The data folders of all brokers, by node id."""
+        return {one.node_id: one.folder_id for one in self._members.members()}
+
+    def alive(self) -> list[Member]:
+        """The brokers that live, this one too."""
+        return [one for one in self._members.members() if one.is_alive]
+
+    def others(self) -> list[Member]:
+        """The brokers that can be spoken with."""
+        me = self._members.me.node_id
+        return [one for one in self._members.members() if one.is_alive and one.node_id != me]
+
+    def tell_all(
+        self, topics: Sequence[str], *, placed: Mapping[TopicIdPartition, int] | None = None
+    ) -> set[int]:
+        """These names have changed, and these partitions were assigned to brokers. Returns once all
+        that are alive have looked: the node ids of those that did not answer.
+        """
+        for_node: defaultdict[int, list[TopicIdPartition]] = defaultdict(list)
+        for place, node_id in (placed or {}).items():
+            for_node[node_id].append(place)
+        me = self._members.me.node_id
+        silent = set(for_node) - {me, *(other.node_id for other in self.others())}
+
+        def tell(other: Member) -> None:
+            if not self._tell(other, topics, for_node[other.node_id]):
+                silent.add(other.node_id)
+
+        self.in_threads(
+            [
+                partial(self._settle, for_node[me]),
+                *(partial(tell, other) for other in self.others()),
+            ]
+        )
+        self.note_own()
+        return silent
+
+    def tell(
+        self,
+        other: Member,
+        *,
+        topics: Sequence[str] = (),
+        assigned: Sequence[TopicIdPartition] = (),
+    ) -> None:
+        """These partitions were assigned to that broker, or this one leads some of these topics.
+        Returns once it has looked.
+        """
+        self._tell(other, topics, assigned)
+        self.note_own()
+
+    def _tell(
+        self, other: Member, topics: Sequence[str], assigned: Sequence[TopicIdPartition]
+    ) -> bool:
+        news = partial(
+            self._peers.send_news,
+            other.url,
+            sender=self._members.me.node_id,
+            topics=topics,
+            assigned=assigned,
+        )
+        return self._speak(other, news)
+
+    def read_reports(self) -> None:
+        """Ask all others what they lead."""
+        self.in_threads(
+            [
+                partial(self._speak, one, partial(self._peers.read_leaders, one.url))
+                for one in self.others()
+            ]
+        )
+        self._leaders.keep_only([one.node_id for one in self._members.members() if one.is_alive])
+        self.note_own()
+
+    def note_own(self) -> None:
+        self._leaders.put_report(self._members.me.node_id, self._led_here())
+
+    def _speak(self, other: Member, call: Callable[[], LeaderReport]) -> bool:
+        """Whether it answered."""
+        try:
+            report = call()
+        except TierlogError as error:
+            log.info("a broker does not answer", node_id=other.node_id, error=str(error))
+            self._members.doubt()
+            return False
+        if report.node_id != other.node_id:
+            log.error("another broker answers", node_id=other.node_id, answers=report.node_id)
+            return False
+        self._leaders.put_report(other.node_id, report.led)
+        return True

@@ -1,0 +1,195 @@
+"""A coordinator's internal topic: which of its partitions are here, and what they say.
+
+* A key (a group, a transactional id) has one partition, found by its hash; whoever leads that
+  coordinates it. In a cluster partitions come and go one by one.
+* `load` takes in what one partition says, `forget` drops it: each partition is loaded once when it
+  comes, and forgotten before another of its number is loaded. The others' keys do not notice.
+* Until it is loaded, calls for its keys raise Starting. A partition counts as loaded after all of
+  it was taken in, and no longer does before any of it is dropped.
+
+Thread-safe. What loads may block.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Final
+
+from tierlog.broker.live_topics import LiveTopics
+from tierlog.broker.offset_log import append_records, home_number
+from tierlog.broker.partition import Partition
+from tierlog.broker.topics import Topic
+from tierlog.host.deferred_errors import DeferredErrors
+from tierlog.hot_tier.log_writer import AppendResult
+from tierlog.record_format.errors import Starting, TierlogError, UnknownTopic
+from tierlog.record_format.topic_rules import ConfigValue
+
+MAX_LOAD_WAIT_S: Final = 5.0
+
+IsGone = Callable[[str], bool]
+"""Whether a key's partition is not here any more."""
+
+
+class CoordinatorLog:
+    """`load` raises what reads raise; `forget` does not wait."""
+
+    def __init__(
+        self,
+        topics: LiveTopics,
+        name: str,
+        config: Mapping[str, ConfigValue],
+        *,
+        partitions: int,
+        replication_factor: int | None = None,
+        load: Callable[[Partition], None],
+        forget: Callable[[IsGone], None],
+        clock: Callable[[], int],
+    ) -> None:
+        """`config`, `partitions`, `replication_factor`: of the topic, when it is created."""
+        self._topics, self.name, self._config = topics, name, config
+        self._count, self._factor, self._clock = partitions, replication_factor, clock
+        self._load, self._forget = load, forget
+        self._loaded: dict[int, Partition] = {}  # replaced, so that it may be looked at any time
+        self._lock = threading.Lock()
+        self._settling: dict[int, threading.Lock] = {}
+
+    # --- the topic --------------------------------------------------------------------------------
+
+    @property
+    def topic(self) -> Topic | None:
+        """None until it is created."""
+        try:
+            return self._topics.find(self.name)
+        except UnknownTopic:
+            return None
+
+    def ensure_topic(self) -> Topic:
+        """Raises what creating a topic does."""
+        return self._topics.ensure(
+            self.name, self._config, partitions=self._count, replication_factor=self._factor
+        )
+
+    def home(self, key: str) -> Partition:
+        """The partition of a key. Raises UnknownTopic, NotLeader, LeaderUnknown, and what a damaged
+        partition does.
+        """
+        topic = self._topics.find(self.name)
+        return topic.partition(home_number(key, topic))
+
+    def append(self, key: str, rows: Sequence[tuple[bytes, bytes | None]]) -> Future[AppendResult]:
+        """Queue records of a key, keys and values, all or none. Raises what `home` does."""
+        return append_records(self.home(key), rows, now_ms=self._clock())
+
+    # --- what is loaded ---------------------------------------------------------------------------
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether all that is here is, and nothing else."""
+        topic = self.topic
+        if topic is None:
+            return not self._loaded
+        return not topic.damaged and self._loaded == topic.partitions
+
+    def load(self) -> None:
+        """Load all that is here, and forget what is not. Raises the first error once all were
+        tried: Starting, StoreUnavailable, CorruptDataError, what a damaged partition does.
+        """
+        if self.is_loaded:
+            return
+        topic, failures = self.topic, DeferredErrors(TierlogError, OSError)
+        for number in {*self._loaded, *_numbers_here(topic)}:
+            with failures:
+                self._settle(number)
+        failures.raise_first()
+
+    def is_ready_for(self, key: str) -> bool:
+        """Whether calls for the key need not wait here, where it is coordinated or not; else
+        `prepare_for` first.
+        """
+        topic = self.topic
+        if topic is None:
+            return False
+        number = home_number(key, topic)
+        return self._loaded.get(number) is topic.partitions.get(number)
+
+    def prepare_for(self, key: str) -> None:
+        """Create the topic, and load the key's partition, if it is here. Raises as `load`, and what
+        creating a topic does.
+        """
+        self.ensure_topic()
+        self.load_home(key)
+
+    def load_home(self, key: str) -> None:
+        """As `prepare_for`, but creates nothing."""
+        topic = self.topic
+        if topic is not None and not self.is_ready_for(key):
+            self._settle(home_number(key, topic))
+
+    def _settle(self, number: int) -> None:
+        with self._lock:
+            settling = self._settling.setdefault(number, threading.Lock())
+        if not settling.acquire(timeout=MAX_LOAD_WAIT_S):
+            raise Starting(f"{self.name}-{number} is still being loaded")
+        try:
+            topic, known = self.topic, self._loaded.get(number)
+            here = None if topic is None else topic.partitions.get(number)
+            if topic is not None and number in topic.damaged:
+                raise topic.damaged[number].error()
+            if known is not here and known is not None:
+                self._replace(number, None)
+                self._forget(lambda key: topic is None or home_number(key, topic) == number)
+            if known is not here and here is not None:
+                self._load(here)
+                self._replace(number, here)
+        finally:
+            settling.release()
+
+    def _replace(self, number: int, partition: Partition | None) -> None:
+        with self._lock:
+            others = {n: one for n, one in self._loaded.items() if n != number}
+            self._loaded = others if partition is None else {**others, number: partition}
+
+    # --- whose a key is ---------------------------------------------------------------------------
+
+    def check_here(self, key: str) -> None:
+        """Raises NotLeader or LeaderUnknown if another broker of the cluster coordinates it,
+        FencedError if another owner has its partition. Before there is a topic it is here.
+        """
+        if self.topic is not None:
+            self.home(key).check_leadership()
+
+    def check_ready(self, key: str) -> None:
+        """As `check_here`; and Starting, if there is no topic, or the partition is not loaded:
+        `prepare_for` first.
+        """
+        if self.topic is None:
+            raise Starting(f"there is no {self.name} yet")
+        self.check_loaded(self.home(key))
+
+    @contextmanager
+    def held(self, key: str) -> Iterator[None]:
+        """What is found or refused meanwhile counts only if the key's partition was here, and
+        loaded, from the beginning to the end. Raises as `check_ready`; nothing without a topic.
+        """
+        if self.topic is None:
+            yield
+            return
+        home = self.home(key)
+        self.check_loaded(home)
+        try:
+            yield
+        finally:
+            self.check_loaded(home)
+
+    def check_loaded(self, home: Partition) -> None:
+        """Raises FencedError, NotLeader, LeaderUnknown, Starting."""
+        home.check_leadership()  # a new owner has newer records
+        if self._loaded.get(home.number) is not home:
+            raise Starting(f"{home} is still being loaded")
+
+
+def _numbers_here(topic: Topic | None) -> Iterable[int]:
+    return () if topic is None else (*topic.partitions, *topic.damaged)

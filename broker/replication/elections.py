@@ -1,0 +1,377 @@
+"""Claims, changes of the set, and what follows from the newest version of one: what the broker does
+about each of its replicas. What is right is decided by `election` and `in_sync`.
+
+* Whatever a version rests on is on this disk before the version is sent (`Replica.keep`).
+* A version that was sent is sent again, with the same bytes, until its number is taken (R2); a look
+  at the bucket that does not find it decides nothing.
+* A claim of a former life that is found in force is followed by another one (R9).
+* A member that may claim waits for those that are preferred, by its place among the replicas:
+  otherwise all would claim at once, and all but one be refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
+from typing import Final
+
+import structlog
+from msgspec.structs import replace
+
+from tierlog.broker.cluster.members import Members
+from tierlog.broker.replication import election, in_sync
+from tierlog.broker.replication.election import Doubt, Refused
+from tierlog.broker.replication.in_sync import InForce
+from tierlog.broker.replication.reassigning import HandOver, next_step
+from tierlog.broker.replication.replica import (
+    Leaderless,
+    Replica,
+    Role,
+    as_version,
+    folder_of,
+)
+from tierlog.broker.settings import BrokerSettings
+from tierlog.host.clock import monotonic_ms
+from tierlog.manifest.replica_sets import NewestSet
+from tierlog.manifest.store import random_name
+from tierlog.manifest.versions import CreateOutcome
+from tierlog.record_format.errors import (
+    InvalidRequest,
+    LeaderUnknown,
+    OutcomeUnknownError,
+    StoreUnavailable,
+)
+
+log = structlog.get_logger(__name__)
+
+TURN_MS: Final = 500  # for each replica that is preferred to this one
+LOOK_PACE_MS: Final = 1_000
+
+
+class Elections:
+    """Each call is about one replica, and made by one thread at a time for it.
+
+    `lead` serves a partition whose claim is in force, `step_down` ends that; `follow`: a broker is
+    fetched from; `remove`: this broker is not to have the replica; `hand_over`: one of these
+    brokers is to lead.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        settings: BrokerSettings,
+        *,
+        lead: Callable[[Replica, InForce], None],
+        step_down: Callable[[Replica], None],
+        follow: Callable[[int], None],
+        remove: Callable[[Replica], None],
+        hand_over: Callable[[Replica, Sequence[int]], None],
+        min_in_sync: Callable[[Replica], int],
+        monotonic: Callable[[], int] = monotonic_ms,
+    ) -> None:
+        self._members, self._settings, self._monotonic = members, settings, monotonic
+        self._lead, self._step_down, self._follow = lead, step_down, follow
+        self._remove, self._hand_over, self._min_in_sync = remove, hand_over, min_in_sync
+
+    # --- what is due ------------------------------------------------------------------------------
+
+    def next_step(self, replica: Replica) -> Callable[[], None] | None:
+        """What to do about it now; None if nothing. Asks nobody."""
+        term, partition = replica.term, replica.partition
+        if term is not None and partition is not None and term.look_for_lagging():
+            partition.give_up_waiting(term.not_replicated)
+        if replica.role is Role.OFFLINE or (replica.log.offline and term is None):
+            return None
+        if replica.sent is not None:
+            return partial(self.send_again, replica)
+        if replica.role is Role.LEADER:
+            return self._next_of_leader(replica)
+        if replica.role is Role.FOLLOWER and self._is_leader_gone(replica):
+            return partial(self.claim, replica, is_leader_dead=True)
+        is_followed = replica.role is Role.FOLLOWER and not replica.refused
+        if not is_followed and self._monotonic() >= replica.look_again_ms:
+            return partial(self.look, replica)
+        return None
+
+    def _next_of_leader(self, replica: Replica) -> Callable[[], None] | None:
+        term = replica.term
+        assert term is not None, "a leader has a term"
+        if replica.log.offline:
+            return partial(self.resign, replica, is_failing=True)
+        if term.must_claim_anew:
+            return partial(self._claim_anew, replica)
+        if replica.partition is not None and replica.partition.leadership_lost:
+            return partial(self._claim_above_manifest, replica)
+        if (after := term.next_change()) is not None:
+            return partial(self._change, replica, after)
+        return self._next_of_reassignment(replica)
+
+    def _next_of_reassignment(self, replica: Replica) -> Callable[[], None] | None:
+        term, now = replica.term, replica.newest
+        if term is None or now is None or now.found is None or not now.found.target:
+            return None
+        in_force = term.lead.in_force
+        step = next_step(
+            now.found,
+            leader=self._members.me.node_id,
+            in_sync=nodes_of(in_force.in_sync, self._members),
+        )
+        if isinstance(step, HandOver):
+            return partial(self._hand_over, replica, step.node_ids)
+        if step is None or term.lead.pending is not None:
+            return None
+        return partial(self._change_replicas, replica, frozenset(step.replicas))
+
+    def _is_leader_gone(self, replica: Replica) -> bool:
+        following = replica.following
+        if following is None or replica.newest is None:
+            return False
+        member = self._members.member(following.node_id)
+        beats = member is not None and member.is_alive and member.state != "stopped"
+        doubt = Doubt(silent_ms=replica.silent_ms(), refused=replica.refused, beats=beats)
+        timeout_ms = self._settings.session_timeout_ms + self._turn_ms(replica)
+        in_force = in_force_of(replica.newest)
+        return election.may_try(in_force, doubt, session_timeout_ms=timeout_ms)
+
+    def _turn_ms(self, replica: Replica) -> int:
+        found = None if replica.newest is None else replica.newest.found
+        order = () if found is None else found.replicas
+        me = self._members.me.node_id
+        return TURN_MS * (order.index(me) if me in order else len(order))
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def look(self, replica: Replica, *, is_named: bool = False) -> None:
+        """Read the newest version, and do what follows from it. `is_named`: this replica was chosen
+        to lead if nobody does. Raises StoreUnavailable, CorruptDataError, OSError.
+        """
+        replica.look_again_ms = self._monotonic() + LOOK_PACE_MS
+        newest = replica.sets.load_newest()
+        if newest.found is not None:
+            self._settle(replica, newest, is_named=is_named)
+
+    def _settle(self, replica: Replica, newest: NewestSet, *, is_named: bool = False) -> None:
+        in_force, found = in_force_of(newest), newest.found
+        assert found is not None
+        with replica.lock:
+            sent = replica.sent
+            if sent is not None and newest.taken < sent.version:
+                return
+            replica.sent, replica.newest = None, newest
+            replica.keep(election.keep_settled(replica.kept, in_force))
+            is_mine = sent is not None and found.nonce == sent.nonce
+            if replica.role is Role.LEADER and self._leads_on(replica, in_force):
+                return
+            if replica.role is Role.CANDIDATE:
+                if is_mine:
+                    self._lead(replica, in_force)
+                    return
+                replica.role = Role.IDLE
+        self._do_as_said(replica, in_force, is_named=is_named)
+
+    def _leads_on(self, replica: Replica, in_force: InForce) -> bool:
+        assert replica.term is not None
+        if replica.term.settle_change(in_force):
+            return True
+        self._step_down(replica)
+        return False
+
+    def _do_as_said(self, replica: Replica, in_force: InForce, *, is_named: bool) -> None:
+        if self._members.me.node_id not in in_force.replicas:
+            self._remove(replica)
+        elif in_force.leader is None:
+            self._claim_in_turn(replica, is_named=is_named)
+        elif in_force.leader == replica.kept.replica_id:
+            self.claim(replica, is_leader_dead=False)
+        elif not self._follow_leader(replica, in_force):  # or its broker is not known yet
+            self._claim_in_turn(replica, after_ms=self._settings.session_timeout_ms)
+
+    def _claim_in_turn(
+        self, replica: Replica, *, is_named: bool = False, after_ms: int = 0
+    ) -> None:
+        now_ms = self._monotonic()
+        if replica.leaderless is None or replica.leaderless.version != replica.newest_version:
+            replica.leaderless = Leaderless(replica.newest_version, now_ms)
+        waited_ms = now_ms - replica.leaderless.since_ms
+        is_turn = waited_ms >= after_ms + self._turn_ms(replica)
+        if is_named or (is_turn and now_ms >= replica.yields_until_ms):
+            self.claim(replica, is_leader_dead=after_ms > 0)
+
+    def _follow_leader(self, replica: Replica, in_force: InForce) -> bool:
+        """False if its broker is not known any more. One that is dead is followed too: only the
+        silence says for how long.
+        """
+        assert in_force.leader is not None
+        member = self._members.member_of(folder_of(in_force.leader))
+        if member is None:
+            return False
+        replica.follow(member.node_id, in_force.leader, in_force.epoch)
+        self._follow(member.node_id)
+        return True
+
+    # --- claiming ---------------------------------------------------------------------------------
+
+    def claim(self, replica: Replica, *, is_leader_dead: bool) -> None:
+        """Try to lead. Raises StoreUnavailable, CorruptDataError, OSError."""
+        seen = replica.newest
+        with replica.lock:
+            if replica.role is Role.LEADER or replica.sent is not None:
+                return None
+            replica.role, replica.following = Role.CANDIDATE, None
+        try:
+            replica.log.writer.flush()
+            newest = replica.sets.load_newest()
+            if newest.found is None:
+                return None
+            if seen is None or _who_leads(newest) != _who_leads(seen):
+                replica.role = Role.IDLE
+                return self._settle(replica, newest)
+            self._send_claim(replica, newest, is_leader_dead=is_leader_dead)
+        finally:
+            with replica.lock:
+                if replica.role is Role.CANDIDATE and replica.sent is None:
+                    replica.role = Role.IDLE
+
+    def _send_claim(self, replica: Replica, newest: NewestSet, *, is_leader_dead: bool) -> None:
+        in_force = in_force_of(newest)
+        after = election.claim(
+            replica.kept,
+            in_force,
+            is_leader_dead=is_leader_dead,
+            min_in_sync=self._min_in_sync(replica),
+        )
+        if isinstance(after, Refused):
+            log.info("not claimed", partition=str(replica), reason=str(after))
+            with replica.lock:
+                replica.newest, replica.role = newest, Role.IDLE
+            if in_force.leader not in (None, replica.kept.replica_id):
+                self._follow_leader(replica, in_force)  # it waits for who does lead
+            return
+        self._send(replica, newest, after)
+
+    def _claim_anew(self, replica: Replica) -> None:
+        """A replica has seen a higher epoch, and will not follow this one (R13)."""
+        assert replica.term is not None
+        self._claim_above(replica, replica.term.seen)
+
+    def _claim_above_manifest(self, replica: Replica) -> None:
+        """Who fences it in the bucket does not lead by that: the set decides. If it leads on, it
+        needs an epoch above the manifest's.
+        """
+        self.look(replica)
+        partition = replica.partition
+        if replica.role is not Role.LEADER or partition is None or replica.sent is not None:
+            return
+        partition.load_manifest()
+        manifest = partition.manifest
+        self._claim_above(replica, 0 if manifest is None else manifest.leader_epoch)
+
+    def _claim_above(self, replica: Replica, seen: int) -> None:
+        with replica.lock:
+            self._step_down(replica)
+            replica.keep(election.keep_followed(replica.kept, seen))
+        self.claim(replica, is_leader_dead=False)
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    def _change(self, replica: Replica, after: InForce) -> None:
+        assert replica.newest is not None
+        self._send(replica, replica.newest, after)
+
+    def _send(self, replica: Replica, newest: NewestSet, after: InForce) -> None:
+        with replica.lock:
+            assert replica.sent is None, "one version at a time"
+            assert newest.found is not None
+            replica.keep(election.keep_sent(replica.kept, in_force_of(newest), after))
+            if replica.term is not None:
+                replica.term.send_change(after)
+            replica.newest = newest
+            replica.sent = as_version(after, newest.found, nonce=random_name())
+        self.send_again(replica)
+
+    def send_again(self, replica: Replica) -> None:
+        """Until the number is taken. Raises StoreUnavailable, CorruptDataError, OSError."""
+        sent = replica.sent
+        if sent is None:
+            return
+        try:
+            outcome = replica.sets.create_version(sent)
+        except (OutcomeUnknownError, StoreUnavailable) as error:
+            log.warning("a version is not confirmed", partition=str(replica), error=str(error))
+            return
+        if outcome is CreateOutcome.OURS and replica.sets.is_newest(sent.version):
+            self._settle(replica, NewestSet(sent.version, sent))
+        else:
+            self.look(replica)
+
+    def resign(self, replica: Replica, *, is_failing: bool) -> None:
+        """Give up leading: its disk fails, or another is to lead. It leads until that is decided,
+        as far as it can.
+        """
+        term = replica.term
+        if replica.role is not Role.LEADER or term is None or replica.sent is not None:
+            return
+        replica.yields_until_ms = self._monotonic() + self._settings.session_timeout_ms
+        after = election.resign(
+            term.lead,
+            lagging=term.lagging(),
+            min_in_sync=self._min_in_sync(replica),
+            is_failing=is_failing,
+        )
+        self._change(replica, after)
+
+    def reassign(self, replica: Replica, target: Sequence[int]) -> None:
+        """Have these brokers have the replicas, and no others; none: as it was. It goes on in the
+        background, whoever leads. Raises LeaderUnknown, InvalidRequest: none is in progress.
+        """
+        term, newest = replica.term, replica.newest
+        if term is None or newest is None or newest.found is None or replica.sent is not None:
+            raise LeaderUnknown(f"{replica}: its set is being changed", retry_after_s=1)
+        now = newest.found
+        if not target and not now.target:
+            raise InvalidRequest(f"{replica}: no reassignment is in progress")
+        wanted = replace(
+            now, target=tuple(target) or now.original, original=now.original or now.replicas
+        )
+        replicas = frozenset((*now.replicas, *wanted.target))
+        after = in_sync.change_replicas(term.lead, replicas, gone=frozenset(), min_in_sync=1)
+        assert after is not None, "it only grows"
+        self._send(replica, newest._replace(found=wanted), after)
+
+    def _change_replicas(self, replica: Replica, replicas: frozenset[int]) -> None:
+        """Waits if too few would be in sync without those that are to go."""
+        term, newest = replica.term, replica.newest
+        assert term is not None
+        assert newest is not None
+        members = term.lead.in_force.in_sync
+        gone = frozenset(one for one in members if not nodes_of({one}, self._members) <= replicas)
+        after = in_sync.change_replicas(
+            term.lead, replicas, gone=gone, min_in_sync=self._min_in_sync(replica)
+        )
+        if after is not None:
+            self._send(replica, newest, after)
+
+
+def nodes_of(replica_ids: AbstractSet[str], members: Members) -> set[int]:
+    """The brokers that have them, as far as they are known."""
+    found = (members.member_of(folder_of(one)) for one in replica_ids)
+    return {member.node_id for member in found if member is not None}
+
+
+def in_force_of(newest: NewestSet) -> InForce:
+    """What is in force; under the highest number in use, since a void version is skipped."""
+    found = newest.found
+    assert found is not None
+    return InForce(
+        version=newest.taken,
+        epoch=found.leader_epoch,
+        leader=found.leader,
+        replicas=frozenset(found.replicas),
+        in_sync=frozenset(found.in_sync),
+    )
+
+
+def _who_leads(newest: NewestSet) -> tuple[int, str | None] | None:
+    found = newest.found
+    return None if found is None else (found.leader_epoch, found.leader)

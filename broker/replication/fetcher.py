@@ -1,0 +1,174 @@
+"""Fetches from the leaders that this broker's replicas follow: a thread for each broker that leads.
+
+* One request is on its way to a leader at a time, for all partitions that are followed there. What
+  it brings is appended and flushed before the next one says so.
+* A leader that does not answer is asked again, at a pace; who leads then is decided elsewhere
+  (`elections`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import structlog
+
+from tierlog.broker.cluster.members import Members
+from tierlog.broker.cluster.peers import Peers
+from tierlog.broker.data_folder import TopicIdPartition
+from tierlog.broker.replication.messages import Fetched, PartitionAnswer, ReplicaFetch
+from tierlog.broker.replication.replica import Replica
+from tierlog.broker.settings import BrokerSettings
+from tierlog.record_format.errors import DiskFull, PeerUnavailable, StoreUnavailable, TierlogError
+
+log = structlog.get_logger(__name__)
+
+PAUSE_S: Final = 0.1
+NOTHING: Final = memoryview(b"")
+
+
+class Fetchers:
+    """Thread-safe. `on_refused`: a leader says that it does not lead this partition."""
+
+    def __init__(
+        self,
+        members: Members,
+        peers: Peers,
+        settings: BrokerSettings,
+        *,
+        replicas: Callable[[], Iterable[Replica]],
+        on_refused: Callable[[Replica], None],
+    ) -> None:
+        self._members, self._peers, self._settings = members, peers, settings
+        self._replicas, self._on_refused = replicas, on_refused
+        self._lock = threading.Lock()
+        self._threads: dict[int, _Fetcher] = {}
+        self._is_closed = False
+
+    def follow(self, node_id: int) -> None:
+        """There is a replica that follows this broker."""
+        with self._lock:
+            found = self._threads.get(node_id)
+            if found is None and not self._is_closed:
+                wait_ms = self._settings.replica_fetch_wait_max_ms
+                found = self._threads[node_id] = _Fetcher(self, node_id, wait_ms=wait_ms)
+                found.start()
+            if found is not None:
+                found.wake()
+
+    def close(self, timeout_s: float) -> None:
+        with self._lock:
+            self._is_closed = True
+            threads = list(self._threads.values())
+        for one in threads:
+            one.stop()
+        for one in threads:
+            one.join(timeout_s)
+
+    # --- one exchange -----------------------------------------------------------------------------
+
+    def followed(self, node_id: int) -> list[Replica]:
+        return [
+            one
+            for one in self._replicas()
+            if (to := one.following) is not None and to.node_id == node_id
+        ]
+
+    def exchange(self, node_id: int, *, wait_ms: int) -> bool:
+        """Fetch once, append and flush; False if the next fetch may wait a little. Raises
+        PeerUnavailable.
+        """
+        followed = self.followed(node_id)
+        most = self._settings.replica_fetch_max_bytes
+        asked = {
+            one.place: (one, fetch)
+            for one in followed
+            if (fetch := one.next_fetch(max_bytes=max(1, most // len(followed)))) is not None
+        }
+        member = self._members.member(node_id)
+        if not asked or member is None:
+            return False
+        request = ReplicaFetch(
+            node_id=self._members.me.node_id,
+            wait_ms=wait_ms,
+            max_bytes=most,
+            partitions=[fetch for _, fetch in asked.values()],
+        )
+        fetched = self._peers.fetch_replicas(member.url, request)
+        spoken_of = {(one.answer.topic_id, one.answer.partition) for one in fetched}
+        for place, (replica, _) in asked.items():
+            if place not in spoken_of:
+                replica.note_heard()
+        return self._take(fetched, {place: one for place, (one, _) in asked.items()})
+
+    def _take(
+        self,
+        fetched: Sequence[Fetched],
+        asked: dict[TopicIdPartition, Replica],
+    ) -> bool:
+        """Whether all went well: otherwise the next fetch would only ask the same again."""
+        to_flush: list[tuple[Replica, PartitionAnswer]] = []
+        is_well = True
+        for answer, batches in fetched:
+            replica = asked.get((answer.topic_id, answer.partition))
+            if replica is None:
+                continue
+            try:
+                if replica.take(answer, batches):
+                    to_flush.append((replica, answer))
+            except (DiskFull, StoreUnavailable) as error:
+                log.warning("a replica cannot follow", partition=str(replica), error=str(error))
+                is_well = False
+            except (TierlogError, OSError) as error:
+                replica.go_offline(str(error))
+            if replica.refused:
+                is_well = False
+                self._on_refused(replica)
+        for replica, answer in to_flush:
+            try:
+                replica.log.writer.flush()
+                replica.commit(answer)
+            except (TierlogError, OSError) as error:
+                replica.go_offline(str(error))
+        return is_well
+
+    def note_silent(self) -> None:
+        self._members.doubt()
+
+
+class _Fetcher(threading.Thread):
+    def __init__(self, fetchers: Fetchers, node_id: int, *, wait_ms: int) -> None:
+        super().__init__(name=f"fetch-{node_id}", daemon=True)
+        self._fetchers, self._node_id, self._wait_ms = fetchers, node_id, wait_ms
+        self._woken, self._stopping, self._is_silent = threading.Event(), False, False
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._woken.set()
+
+    def run(self) -> None:
+        while not self._stopping:
+            self._woken.clear()
+            if not self._exchange():
+                self._woken.wait(PAUSE_S)
+
+    def _exchange(self) -> bool:
+        try:
+            goes_on = self._fetchers.exchange(self._node_id, wait_ms=self._wait_ms)
+        except PeerUnavailable as error:
+            if not self._is_silent:
+                log.warning("a leader does not answer", node_id=self._node_id, error=str(error))
+            self._is_silent = True
+            self._fetchers.note_silent()
+        except (TierlogError, OSError) as error:
+            log.warning("a fetch failed", node_id=self._node_id, error=str(error))
+        except Exception:
+            log.exception("a fetch failed: a bug", node_id=self._node_id)
+        else:
+            self._is_silent = False
+            return goes_on
+        return False

@@ -1,0 +1,128 @@
+"""What a follower asks a leader, and is answered: `POST /v1/replica/fetch` (docs/cluster.md).
+
+* A fetch says where the follower is, not what has changed, so one that is lost or comes twice does
+  no harm. It names each partition that the follower has of this leader.
+* An answer has a row only for a partition of which there is something to say; the batches of all
+  rows follow the head, in the order of the rows.
+* Offsets are those of the log: nothing here knows where or how they are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Final, Literal, NamedTuple, Protocol
+
+import msgspec
+from msgspec import Meta
+
+from tierlog.host.file_slice import FileSlice
+
+WAIT_MAX_MS: Final = 60_000
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+OrNone = Annotated[int, Meta(ge=-1, le=2**63 - 1)]  # -1: there is none
+Name = Annotated[str, Meta(max_length=200)]
+FetchError = Literal[
+    "", "not-leader", "fenced-leader-epoch", "unknown-partition", "offset-out-of-range"
+]
+
+
+class PartitionFetch(
+    msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True
+):
+    """One partition. `seen`: the highest leader epoch that the follower knows of; `last_epoch` and
+    `end_offset`: where its log ends; `flushed_end`: up to where it is on the medium; `answered`:
+    the number of the last answer that it took in, or 0.
+    """
+
+    topic_id: Name
+    partition: Count
+    replica_id: Name
+    leader_epoch: OrNone
+    seen: OrNone
+    last_epoch: OrNone
+    end_offset: Count
+    flushed_end: Count
+    log_start_offset: Count
+    answered: Count
+    max_bytes: Count
+
+
+class ReplicaFetch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`wait_ms`: how long the leader may wait for something to say; `max_bytes`: of all batches
+    together. A row whose first batch is larger than what is left of them has that batch alone, and
+    no row after it has any: more is refused.
+    """
+
+    node_id: Count
+    wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MAX_MS)]
+    max_bytes: Count
+    partitions: list[PartitionFetch]
+
+
+class PartitionAnswer(
+    msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True
+):
+    """One partition. `number`: of this answer, in this term; `size_bytes`: of its batches, which
+    are all of the segment that begins at `segment_base_offset`: the follower rolls there first.
+    `diverging`: the epoch, and its end offset, to cut the log to. After `offset-out-of-range` the
+    follower begins at `local_log_start_offset`.
+    """
+
+    topic_id: Name
+    partition: Count
+    leader_epoch: OrNone
+    number: Count
+    high_watermark: Count
+    log_start_offset: Count
+    local_log_start_offset: Count
+    segment_base_offset: OrNone = -1
+    size_bytes: Count = 0
+    diverging: tuple[OrNone, Count] | None = None
+    error: FetchError = ""
+
+
+class Answered(NamedTuple):
+    """What a leader has to say of a partition; whoever is given it closes the slices."""
+
+    answer: PartitionAnswer
+    slices: Sequence[FileSlice] = ()
+
+
+class Fetched(NamedTuple):
+    """The same as its follower receives it. `batches` has `answer.size_bytes` bytes."""
+
+    answer: PartitionAnswer
+    batches: memoryview
+
+
+class ShownSet(NamedTuple):
+    """A partition's replicas as its leader last reported them; all are node ids. `leader`: None
+    while nobody is known to lead.
+    """
+
+    leader_epoch: int
+    leader: int | None
+    replicas: list[int]
+    in_sync: list[int]
+
+
+class Replicas(Protocol):
+    """The replicas of this broker, as requests use them: `broker.cluster.replicas`."""
+
+    def answer_fetch(self, request: ReplicaFetch) -> list[Answered]:
+        """What there is to say now: nothing, if the list is empty. It may wait for the disk."""
+        ...
+
+    def wait_for_news(
+        self, request: ReplicaFetch, callback: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Call back once, from any thread, when there is something to say: at once, if there is
+        already. Returns how to give up waiting, which may be called at any time.
+        """
+        ...
+
+    def shown_here(self) -> Mapping[tuple[str, int], ShownSet]:
+        """The sets of all that is led here and has one, by topic id and number: not what is of
+        replication factor 1.
+        """
+        ...

@@ -1,0 +1,295 @@
+"""A partition's replica on this broker: its log, what it keeps, whom it follows.
+
+* `lock` guards the role and everything that changes the log as a follower. Whoever stops following
+  holds it: what an answer still brings afterwards is not for the role that there is then.
+* What an answer says is on the medium before the next fetch reports it: the epoch adopted, the log
+  start, the records.
+* Records come as the leader has them, in the leader's segments: replicas are the same files (R11).
+* A replica is cut only by the epochs that its leader answers with, and never below what it knows to
+  be committed: it goes offline before that (R7).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+import structlog
+from msgspec.structs import replace
+
+from tierlog.broker.cold_log import ColdLog
+from tierlog.broker.data_folder import TopicIdPartition
+from tierlog.broker.partition import Partition
+from tierlog.broker.replication.election import (
+    Kept,
+    cut_offset,
+    keep_followed,
+    may_follow,
+)
+from tierlog.broker.replication.in_sync import InForce
+from tierlog.broker.replication.kept_file import KeptFiles
+from tierlog.broker.replication.messages import PartitionAnswer, PartitionFetch
+from tierlog.broker.replication.term import NEVER_MS, Term
+from tierlog.host.clock import monotonic_ms
+from tierlog.hot_tier.log import PartitionLog
+from tierlog.manifest.replica_sets import NewestSet, ReplicaSet, ReplicaSets
+from tierlog.record_format.errors import CorruptDataError, LogOfflineError, StoreUnavailable
+
+log = structlog.get_logger(__name__)
+
+
+NO_EPOCH: Final = 0
+OUT_OF_RANGE: Final = "offset-out-of-range"
+
+
+class Role(StrEnum):
+    IDLE = "idle"
+    FOLLOWER = "follower"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+    OFFLINE = "offline"
+
+
+class Following(NamedTuple):
+    node_id: int
+    leader: str
+    epoch: int
+
+
+class Leaderless(NamedTuple):
+    """Since when it is known that this version names no leader."""
+
+    version: int
+    since_ms: int
+
+
+class Replica:
+    """`kept` is changed by `keep` alone. `newest`: the last version of the set that was read, or
+    written; `sent`: one that was sent, and whose number is not known to be taken.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        place: TopicIdPartition,
+        opened: PartitionLog,
+        cold: ColdLog | None,
+        *,
+        sets: ReplicaSets,
+        files: KeptFiles,
+        kept: Kept,
+        on_log_start: Callable[[Replica, int], None],
+        save_recovery_point: Callable[[], None],
+        monotonic: Callable[[], int] = monotonic_ms,
+    ) -> None:
+        self.topic, self.place, self.number = topic, place, place[1]
+        self.log, self.cold, self.sets, self._files, self.kept = opened, cold, sets, files, kept
+        self._on_log_start, self._save_recovery_point = on_log_start, save_recovery_point
+        self._monotonic = monotonic
+        self.lock = threading.RLock()
+        self.stepping = threading.Lock()  # held by whoever looks at the bucket, or writes to it
+        self.role = Role.IDLE
+        self.newest: NewestSet | None = None
+        self.sent: ReplicaSet | None = None
+        self.following: Following | None = None
+        self.term: Term | None = None
+        self.partition: Partition | None = None  # what serves it, while it leads
+        self.refused = False  # by the leader that it follows: it does not lead, or not under that
+        self.heard_ms = monotonic()  # from the leader
+        self._answered = 0
+        self.look_again_ms = NEVER_MS  # at the bucket
+        self.leaderless: Leaderless | None = None
+        self.yields_until_ms = NEVER_MS  # it gave up leading: another is to
+
+    def __str__(self) -> str:
+        return str(self.log)
+
+    # --- what is kept -----------------------------------------------------------------------------
+
+    def keep(self, kept: Kept) -> None:
+        """Durable when this returns. Raises OSError."""
+        if kept != self.kept:
+            self._files.write_kept(self.place, kept, was_opened=True)
+            self.kept = kept
+
+    # For the checkpoints (`NotOpen`).
+
+    @property
+    def recovery_point(self) -> int:
+        return self.log.flushed_end
+
+    @property
+    def high_watermark(self) -> int:
+        return self.log.high_watermark
+
+    @property
+    def log_start_offset(self) -> int | None:
+        start = self.log.log_start_offset
+        return start if start > 0 or self.log.first_local_offset > 0 else None
+
+    # --- following --------------------------------------------------------------------------------
+
+    def follow(self, node_id: int, leader: str, epoch: int) -> None:
+        """Follow it from now on. If it may not be followed (R6), it is only told so (R13). Raises
+        OSError.
+        """
+        with self.lock:
+            is_fit = may_follow(self.kept, leader=leader, epoch=epoch)
+            to = Following(node_id, leader, epoch if is_fit else NO_EPOCH)
+            if self.role not in (Role.IDLE, Role.FOLLOWER) or self.following == to:
+                return
+            if is_fit:
+                self.keep(keep_followed(self.kept, epoch))
+            self.role, self.following = Role.FOLLOWER, to
+            self.refused, self.heard_ms, self._answered = False, self._monotonic(), 0
+        log.info("following", partition=str(self), node_id=node_id, leader_epoch=to.epoch)
+
+    def stop_following(self, role: Role = Role.IDLE) -> None:
+        with self.lock:
+            if self.role is Role.FOLLOWER:
+                self.role, self.following = role, None
+
+    def next_fetch(self, *, max_bytes: int) -> PartitionFetch | None:
+        with self.lock:
+            if self.following is None:
+                return None
+            epochs = self.log.epochs
+            return PartitionFetch(
+                topic_id=self.place[0],
+                partition=self.number,
+                replica_id=self.kept.replica_id,
+                leader_epoch=self.following.epoch,
+                seen=self.kept.seen,
+                last_epoch=epochs[-1].epoch if epochs else -1,
+                end_offset=self.log.log_end_offset,
+                flushed_end=self.log.flushed_end,
+                log_start_offset=self.log.log_start_offset,
+                answered=self._answered,
+                max_bytes=max_bytes,
+            )
+
+    def take(self, answer: PartitionAnswer, body: memoryview) -> bool:
+        """What the leader answers; whether something is to be flushed. Raises LogOfflineError,
+        DiskFull, CorruptDataError, OSError.
+        """
+        with self.lock:
+            if self.following is None or self.following.epoch != answer.leader_epoch:
+                self.refused = self.refused or answer.error != ""
+                return False
+            if answer.error == OUT_OF_RANGE:
+                self._begin_anew(answer)
+                return False
+            self.refused = answer.error != ""
+            if self.refused:
+                return False
+            self._answered, self.heard_ms = answer.number, self._monotonic()
+            if answer.diverging is not None:
+                self._cut(answer.diverging)
+                return False
+            return self._append(answer, body)
+
+    def _append(self, answer: PartitionAnswer, body: memoryview) -> bool:
+        before = self.log.log_end_offset
+        if answer.segment_base_offset > self.log.active_base_offset:
+            self.log.roll_at(answer.segment_base_offset)
+        if body:
+            self.log.append_replicated(body)
+        if answer.log_start_offset > self.log.log_start_offset:
+            self._follow_log_start(answer)
+        if answer.local_log_start_offset > self.log.first_local_offset:
+            self.log.delete_local(answer.local_log_start_offset)
+        has_grown = self.log.log_end_offset > before  # also by a roll, which fills a hole
+        if not has_grown:
+            self.commit(answer)
+        return has_grown
+
+    def commit(self, answer: PartitionAnswer) -> None:
+        """After the flush: what the leader knows to be committed, and this replica has."""
+        with self.lock:
+            if self.following is not None and self.following.epoch == answer.leader_epoch:
+                self.log.commit_up_to(min(answer.high_watermark, self.log.flushed_end))
+
+    def _follow_log_start(self, answer: PartitionAnswer) -> None:
+        start = min(answer.log_start_offset, answer.high_watermark, self.log.flushed_end)
+        self.log.commit_up_to(start)
+        if start > self.log.log_start_offset:
+            self._on_log_start(self, start)
+
+    def _begin_anew(self, answer: PartitionAnswer) -> None:
+        """The leader has deleted what comes next from its disk: what is below its local start is in
+        the bucket, or trimmed, and so is all that is here.
+        """
+        offset = answer.local_log_start_offset
+        if offset < self.log.log_end_offset:
+            raise CorruptDataError(
+                f"the leader's log begins at {offset}, and this one ends at "
+                f"{self.log.log_end_offset}",
+                file=str(self.log.folder),
+            )
+        manifest = self.cold.load_newest() if self.cold is not None else None
+        in_bucket = 0 if manifest is None else manifest.end_offset
+        if offset > max(in_bucket, answer.log_start_offset):
+            raise StoreUnavailable(f"{self}: the bucket ends at {in_bucket}, below {offset}")
+        if self.cold is not None and manifest is not None:
+            self.cold.bucket_state.record_manifest(manifest)
+        self.log.truncate_fully_and_start_at(offset)
+        log.info("a replica begins at its leader's local start", partition=str(self), offset=offset)
+
+    def _cut(self, at: tuple[int, int]) -> None:
+        end = self.log.log_end_offset
+        starts = [(one.epoch, one.start_offset) for one in self.log.epochs]
+        offset = cut_offset(starts, at, log_end_offset=end)
+        if offset < self.log.high_watermark:
+            self.go_offline(f"its leader parts from it at {offset}, below what is committed")
+            raise LogOfflineError(f"{self}: it was to be cut below its high watermark")
+        log.warning("a replica is cut", partition=str(self), offset=offset, log_end_offset=end)
+        self.log.cut(offset, self._save_recovery_point)
+
+    def go_offline(self, reason: str) -> None:
+        with self.lock:
+            self.role, self.following = Role.OFFLINE, None
+        log.error("a replica is offline", partition=str(self), reason=reason)
+
+    @property
+    def node_ids(self) -> tuple[int, ...]:
+        """The brokers that have a replica, as far as is known."""
+        found = None if self.newest is None else self.newest.found
+        return () if found is None else found.replicas
+
+    @property
+    def newest_version(self) -> int:
+        return 0 if self.newest is None else self.newest.taken
+
+    def note_heard(self) -> None:
+        """Its leader has nothing new to say."""
+        self.refused, self.heard_ms = False, self._monotonic()
+
+    def silent_ms(self) -> int:
+        """For how long its leader has not been heard."""
+        return self._monotonic() - self.heard_ms
+
+
+def as_version(after: InForce, before: ReplicaSet, *, nonce: str) -> ReplicaSet:
+    """The version to write: as `before`, with what `after` decides. A reassignment that ends gives
+    the replicas their order.
+    """
+    order = (*before.target, *before.replicas) if before.target else before.replicas
+    known = dict.fromkeys(one for one in order if one in after.replicas)
+    has_ended = before.target and after.replicas == frozenset(before.target)
+    return replace(
+        before,
+        version=after.version,
+        leader_epoch=after.epoch,
+        leader=after.leader,
+        replicas=(*known, *sorted(after.replicas - known.keys())),
+        in_sync=tuple(sorted(after.in_sync)),
+        target=() if has_ended else before.target,
+        original=() if has_ended else before.original,
+        nonce=nonce,
+    )
+
+
+def folder_of(replica_id: str) -> str:
+    return replica_id.rpartition(".")[0]

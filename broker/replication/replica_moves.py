@@ -1,0 +1,127 @@
+"""Replicas that move: another of the set leads, other brokers have the replicas.
+
+* A leader hands over once nothing is appended any more and the other has all of it: in the next
+  version nobody leads, and the other, which is told first, claims it at once.
+* A reassignment is in the set itself, and goes on in the background (`reassigning`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from tierlog.broker.cluster.members import Member, Members
+from tierlog.broker.data_folder import TopicIdPartition
+from tierlog.broker.partition import Partition
+from tierlog.broker.replication.elections import Elections, nodes_of
+from tierlog.broker.replication.replica import Replica, folder_of
+from tierlog.broker.replication.term import Term
+from tierlog.manifest.replica_sets import ReplicaSet
+from tierlog.record_format.errors import (
+    InvalidReplicaAssignment,
+    InvalidRequest,
+    LeaderUnknown,
+    StoreUnavailable,
+)
+
+HAND_OVER_S: Final = 10.0
+
+
+class ReplicaMoves:
+    """Thread-safe. `replicas`: those of this broker; `name` has another lead what nobody leads."""
+
+    def __init__(
+        self,
+        replicas: Mapping[TopicIdPartition, Replica],
+        members: Members,
+        elections: Elections,
+        *,
+        name: Callable[[int, Sequence[TopicIdPartition]], None],
+    ) -> None:
+        self._replicas, self._members, self._elections = replicas, members, elections
+        self._name = name
+
+    def may_lead_instead(self, partition: Partition) -> list[int]:
+        """The brokers that run and have a replica in sync, the preferred ones first."""
+        replica = self._replicas[partition.topic_id, partition.number]
+        term, newest = replica.term, replica.newest
+        if term is None or newest is None or newest.found is None:
+            return []
+        in_sync = nodes_of(term.lead.in_force.in_sync - term.lagging(), self._members)
+        alive = {
+            one.node_id
+            for one in self._members.members()
+            if one.is_alive and one.state == "running"
+        }
+        order = [one for one in newest.found.replicas if one in in_sync]
+        return [one for one in order if one in alive - {self._members.me.node_id}]
+
+    def hand_over(self, partition: Partition, target: Member, *, timeout_s: float) -> None:
+        """Have another broker lead, whose replica is in sync. Returns once that is decided. Raises
+        InvalidRequest, LeaderUnknown, StoreUnavailable.
+        """
+        replica = self._replicas[partition.topic_id, partition.number]
+        with replica.stepping:
+            self._hand_over(replica, partition, target, timeout_s=timeout_s)
+        self._name(target.node_id, [replica.place])
+
+    def hand_over_to_any(self, replica: Replica, node_ids: Sequence[int]) -> None:
+        partition = replica.partition
+        if partition is None:
+            return
+        alive = self.may_lead_instead(partition)
+        for node_id in [one for one in node_ids if one in alive][:1]:
+            target = self._members.find_member(node_id)
+            self._hand_over(replica, partition, target, timeout_s=HAND_OVER_S)
+            self._name(node_id, [replica.place])
+
+    def _hand_over(
+        self, replica: Replica, partition: Partition, target: Member, *, timeout_s: float
+    ) -> None:
+        term = replica.term
+        if term is None or replica.partition is not partition:
+            raise LeaderUnknown(f"{partition} is led elsewhere now", retry_after_s=1)
+        to = _in_sync_of(term, target)
+        refusal = partial(LeaderUnknown, f"{partition} is being handed over", retry_after_s=1)
+        try:
+            if not partition.refuse_appends(refusal, timeout_s=timeout_s):
+                raise LeaderUnknown(f"{partition}: appends do not end")
+            if not term.wait_until(lambda: term.may_hand_over(to), timeout_s=timeout_s):
+                raise LeaderUnknown(f"{partition}: broker {target.node_id} lags")
+            self._elections.resign(replica, is_failing=False)
+        finally:
+            if replica.partition is partition:
+                partition.accept_appends()
+        if replica.partition is partition:
+            raise StoreUnavailable(f"{partition}: the hand-over is not confirmed yet")
+
+    def reassign(self, partition: Partition, node_ids: Sequence[int]) -> None:
+        """As `Elections.reassign`; new replicas begin at once. Raises InvalidReplicaAssignment."""
+        replica = self._replicas[partition.topic_id, partition.number]
+        unknown = [one for one in node_ids if self._members.member(one) is None]
+        if unknown or len(set(node_ids)) < len(node_ids):
+            raise InvalidReplicaAssignment(f"{partition}: replicas {list(node_ids)}")
+        with replica.stepping:
+            self._elections.reassign(replica, node_ids)
+        for node_id in replica.node_ids:
+            self._name(node_id, [replica.place])
+
+    def reassigned(self) -> dict[TopicIdPartition, ReplicaSet]:
+        """The sets of what is led here and is being reassigned (KIP-455)."""
+        return {
+            place: found
+            for place, replica in list(self._replicas.items())
+            if replica.term is not None
+            and replica.newest is not None
+            and (found := replica.newest.found) is not None
+            and found.target
+        }
+
+
+def _in_sync_of(term: Term, target: Member) -> str:
+    """The broker's replica. Raises InvalidRequest."""
+    for one in sorted(term.lead.in_force.in_sync):
+        if folder_of(one) == target.folder_id:
+            return one
+    raise InvalidRequest(f"node_id: broker {target.node_id} has no replica in sync of {term.log}")

@@ -1,0 +1,474 @@
+"""The replicas of this broker: opened, followed and led; and what it answers to those that follow.
+
+* A topic with `replication.factor` 1 has none here: its partitions are this folder's, or are handed
+  over through the bucket (`hand_over`).
+* A partition that is led here is served by a `Partition` around the replica's log, one for each
+  term. Nobody else changes the log meanwhile.
+* Work that waits for the store or a disk is done in threads, one at a time for a replica, so that a
+  store that hangs delays no other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import structlog
+
+from tierlog.broker.bucket import Bucket
+from tierlog.broker.cluster.members import Members
+from tierlog.broker.cluster.peers import Peers
+from tierlog.broker.damaged_partition import DamagedPartition
+from tierlog.broker.data_folder import DataFolder, TopicIdPartition, TopicPartition
+from tierlog.broker.live_topics import LiveTopics
+from tierlog.broker.log_opener import LogOpener
+from tierlog.broker.opened_log import Wanted
+from tierlog.broker.partition import Partition
+from tierlog.broker.replication import election
+from tierlog.broker.replication.elections import Elections, nodes_of
+from tierlog.broker.replication.fetch_answers import FetchAnswers
+from tierlog.broker.replication.fetcher import Fetchers
+from tierlog.broker.replication.in_sync import InForce
+from tierlog.broker.replication.kept_file import KeptFiles
+from tierlog.broker.replication.messages import ShownSet
+from tierlog.broker.replication.replica import Replica, Role
+from tierlog.broker.replication.replica_moves import ReplicaMoves
+from tierlog.broker.replication.term import NEVER_MS, Term
+from tierlog.broker.settings import BrokerSettings
+from tierlog.broker.topic_registry import TopicRecord
+from tierlog.host.clock import monotonic_ms
+from tierlog.host.threads import Threads
+from tierlog.hot_tier.log import PartitionLog
+from tierlog.manifest.keys import PartitionKeys
+from tierlog.manifest.replica_sets import ReplicaSet, ReplicaSets
+from tierlog.manifest.store import random_name
+from tierlog.record_format.errors import (
+    CorruptDataError,
+    LeaderChanged,
+    TierlogError,
+    UnknownTopic,
+)
+
+log = structlog.get_logger(__name__)
+
+THREADS_MAX: Final = 32
+TIDY_INTERVAL_MS: Final = 30_000
+
+
+class Replicas:
+    """Thread-safe. `on_moved`: a partition is led here from now on, or no longer; `name` has
+    another broker lead partitions that nobody leads; `tell`: this one leads some of these topics.
+    """
+
+    def __init__(
+        self,
+        folder: DataFolder,
+        members: Members,
+        topics: LiveTopics,
+        bucket: Bucket,
+        peers: Peers,
+        *,
+        opener: LogOpener,
+        settings: BrokerSettings,
+        on_moved: Callable[[Partition], None],
+        gone: Callable[[TopicRecord, int], TierlogError],
+        name: Callable[[int, Sequence[TopicIdPartition]], None],
+        tell: Callable[[int, Sequence[str]], None],
+    ) -> None:
+        self._folder, self._members, self._topics, self._opener = folder, members, topics, opener
+        self._bucket, self._settings = bucket, settings
+        self._on_moved, self._gone, self._tell = on_moved, gone, tell
+        self._files = KeptFiles(folder.path, folder_id=folder.owner, write=folder.write)
+        self._lock = threading.Lock()
+        self._replicas: dict[TopicIdPartition, Replica] = {}
+        self._damaged: dict[TopicIdPartition, DamagedPartition] = {}
+        self._working: set[TopicIdPartition] = set()
+        self._threads = Threads(THREADS_MAX, name="replicas")
+        self._tidy_again_ms = NEVER_MS
+        self._to_tell: list[Replica] = []  # led here since the others were told
+        self._is_closed = False
+        answers = FetchAnswers(self._replicas)
+        self.answer_fetch, self.wait_for_news = answers.answer_fetch, answers.wait_for_news
+        self.elections = Elections(
+            members,
+            settings,
+            lead=self._lead,
+            step_down=self._step_down,
+            follow=self._follow,
+            remove=self._remove,
+            hand_over=self._hand_over_to_any,
+            min_in_sync=self._min_in_sync,
+        )
+        self.moves = ReplicaMoves(self._replicas, members, self.elections, name=name)
+        self._fetchers = Fetchers(
+            members,
+            peers,
+            settings,
+            replicas=lambda: list(self._replicas.values()),
+            on_refused=lambda replica: self._work(replica, partial(self.elections.look, replica)),
+        )
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    def open_all(
+        self, points: Mapping[TopicPartition, int], starts: Mapping[TopicPartition, int]
+    ) -> None:
+        """At the start: the logs of all replicas that this folder has. None is served yet."""
+        for place in self._files.places():
+            try:
+                record = self._topics.find_by_id(place[0]).record
+            except UnknownTopic:
+                self._files.forget(place)
+                continue
+            name = (record.name, place[1])
+            rows = points.get(name), starts.get(name)
+            try:
+                self._open(record, place, *rows, at_start=True)
+            except CorruptDataError as error:
+                log.error(
+                    "a replica is damaged", partition=f"{name[0]}-{name[1]}", error=str(error)
+                )
+                self._damaged[place] = DamagedPartition(*name, error, *rows)
+
+    def _open(
+        self,
+        record: TopicRecord,
+        place: TopicIdPartition,
+        recovery_point: int | None = None,
+        log_start_offset: int | None = None,
+        *,
+        at_start: bool,
+    ) -> Replica | None:
+        kept, was_opened = self._files.read_kept(place)
+        exists = self._folder.partition_folder(record.name, place[1]).exists()
+        if was_opened and not exists:
+            kept = election.renew(kept)
+            self._files.write_kept(place, kept, was_opened=False)  # before there is an empty log
+            log.warning("a replica's log is gone: it begins anew", topic=record.name)
+        wanted = Wanted(
+            record, place[1], recovery_point, log_start_offset, at_start=at_start and exists
+        )
+        opened = self._opener.open_replica(wanted)
+        if isinstance(opened, DamagedPartition):
+            self._damaged[place] = opened
+            return None
+        kept = _fitting(kept, opened.log)
+        known_end = 0 if opened.cold is None else opened.cold.end_offset
+        known = max(known_end, opened.log.log_start_offset)
+        opened.log.replicate(min(known, opened.log.flushed_end))
+        keys = PartitionKeys(record.name, *place)
+        replica = Replica(
+            record.name,
+            place,
+            opened.log,
+            opened.cold,
+            sets=ReplicaSets(self._bucket.store, keys),
+            files=self._files,
+            kept=kept,
+            on_log_start=self._move_log_start,
+            save_recovery_point=self._topics.checkpoints.save,
+        )
+        self._files.write_kept(place, kept, was_opened=True)
+        with self._lock:
+            self._replicas[place] = replica
+        return replica
+
+    def not_led(self) -> Iterator[Replica | DamagedPartition]:
+        """Those that have rows in the checkpoints, and are not in a topic."""
+        for replica in list(self._replicas.values()):
+            if replica.partition is None:
+                yield replica
+        yield from list(self._damaged.values())
+
+    def _move_log_start(self, replica: Replica, offset: int) -> None:
+        checkpoints = self._topics.checkpoints
+        checkpoints.move_followers_log_start(replica, offset, move=replica.log.trim)
+
+    # --- what there is to do ----------------------------------------------------------------------
+
+    def has(self, place: TopicIdPartition) -> bool:
+        """Whether there is a replica here, or a damaged one."""
+        return place in self._replicas or place in self._damaged
+
+    def is_replicated(self, topic_id: str) -> bool:
+        return self._topics.find_by_id(topic_id).record.is_replicated
+
+    def settle(self, place: TopicIdPartition) -> None:
+        """Somebody says that its set has changed: look, and lead it if nobody does. Raises
+        StoreUnavailable, CorruptDataError, UnknownTopic.
+        """
+        replica = self._replicas.get(place)
+        if replica is None:
+            replica = self._open_if_mine(place)
+        if replica is not None:
+            self._do(replica, partial(self.elections.look, replica, is_named=True))
+
+    def _open_if_mine(self, place: TopicIdPartition) -> Replica | None:
+        record = self._topics.find_by_id(place[0]).record
+        found = ReplicaSets(self._bucket.store, PartitionKeys(record.name, *place)).load_newest()
+        if found.found is None or self._members.me.node_id not in found.found.replicas:
+            return None
+        with self._topics.changing():
+            known = self._replicas.get(place)
+            return known or self._open(record, place, at_start=False)
+
+    def create(
+        self, record: TopicRecord, replicas: Mapping[int, Sequence[int]], folders: Mapping[int, str]
+    ) -> None:
+        """Write the first version of the sets of new partitions, by number: all are in sync, since
+        all are empty; nobody leads. Raises StoreUnavailable, OutcomeUnknownError.
+        """
+        for number, node_ids in replicas.items():
+            keys = PartitionKeys(record.name, record.topic_id, number)
+            first = ReplicaSet(
+                topic_id=record.topic_id,
+                partition=number,
+                version=1,
+                leader_epoch=0,
+                leader=None,
+                replicas=tuple(node_ids),
+                in_sync=tuple(
+                    sorted(f"{folders[one]}.{election.FIRST_GENERATION}" for one in node_ids)
+                ),
+                nonce=random_name(),
+            )
+            ReplicaSets(self._bucket.store, keys).create_version(first)
+
+    def has_set(self, record: TopicRecord, number: int) -> bool:
+        """Raises StoreUnavailable."""
+        keys = PartitionKeys(record.name, record.topic_id, number)
+        return ReplicaSets(self._bucket.store, keys).load_newest().taken > 0
+
+    def look_at(self, topics: Sequence[str], *, leader: int) -> None:
+        """That broker leads some of these topics' partitions: look at those that follow another."""
+        for replica in list(self._replicas.values()) if topics else ():
+            to = replica.following
+            follows = to is not None and to.node_id == leader and not replica.refused
+            if replica.topic in topics and replica.partition is None and not follows:
+                self._work(replica, partial(self.elections.look, replica))
+
+    def look_if_replaced(self, epoch_of: Callable[[TopicIdPartition], int]) -> None:
+        """Look at what is led here where another broker says that it leads it, under this epoch."""
+        for replica in list(self._replicas.values()):
+            term = replica.term
+            if term is not None and epoch_of(replica.place) > term.epoch:
+                self._work(replica, partial(self.elections.look, replica))
+
+    def run_round(self) -> None:
+        """In the background, and often: nothing here waits."""
+        tidies = monotonic_ms() >= self._tidy_again_ms
+        if tidies:
+            self._tidy_again_ms = monotonic_ms() + TIDY_INTERVAL_MS
+        for replica in list(self._replicas.values()):
+            try:
+                step = self.elections.next_step(replica)
+            except UnknownTopic:  # it is being deleted
+                continue
+            if step is None and tidies and replica.role is Role.FOLLOWER:
+                step = partial(self._tidy, replica)
+            if step is not None:
+                self._work(replica, step)
+
+    def prefer(self) -> None:
+        """Hand over what another broker is preferred to lead, and has in sync (Kafka's
+        auto.leader.rebalance.enable).
+        """
+        for replica in list(self._replicas.values()):
+            partition, preferred = replica.partition, replica.node_ids[:1]
+            if partition is not None and self.moves.may_lead_instead(partition)[:1] == [*preferred]:
+                self._work(replica, partial(self.moves.hand_over_to_any, replica, preferred))
+
+    def _tidy(self, replica: Replica) -> None:
+        """What the janitor does for partitions that are led here."""
+        replica.log.reap()
+        replica.log.expire_producers(idle_ms=self._settings.producer_id_expiration_ms)
+
+    def _work(self, replica: Replica, step: Callable[[], None]) -> None:
+        with self._lock:
+            if self._is_closed or replica.place in self._working:
+                return
+            self._working.add(replica.place)
+            self._threads.submit(self._work_now, replica, step)
+
+    def _work_now(self, replica: Replica, step: Callable[[], None]) -> None:
+        try:
+            self._do(replica, step)
+        except (TierlogError, OSError) as error:
+            log.warning("a replica waits", partition=str(replica), error=str(error))
+        except Exception:
+            log.exception("a replica's step failed: a bug", partition=str(replica))
+        finally:
+            with self._lock:
+                self._working.discard(replica.place)
+
+    def _do(self, replica: Replica, step: Callable[[], None]) -> None:
+        """As `_work`, in this thread, after what is under way."""
+        with replica.stepping:
+            step()
+
+    # --- leading ----------------------------------------------------------------------------------
+
+    def _min_in_sync(self, replica: Replica) -> int:
+        topic = self._topics.find_by_id(replica.place[0])
+        return topic.config.min_in_sync(topic.record.replication_factor)
+
+    def _lead(self, replica: Replica, in_force: InForce) -> None:
+        topic = self._topics.find_by_id(replica.place[0])
+        replica.log.begin_term(in_force.epoch)
+        term = Term(
+            replica.log,
+            in_force,
+            lag_ms=self._settings.replica_lag_time_max_ms,
+            min_in_sync=partial(self._min_in_sync, replica),
+        )
+        partition = self._opener.lead(replica.log, topic.record, epoch=in_force.epoch)
+        self._follow_manifest(replica, partition)
+        if topic.config.compacts:
+            partition.compaction.follow_bucket()
+        partition.term = term
+        replica.role, replica.term, replica.partition = Role.LEADER, term, partition
+        term.begin()
+        self._topics.serve(partition)
+        log.info("leading", partition=str(replica), leader_epoch=in_force.epoch)
+        self._on_moved(partition)
+        self._tell_of(replica)
+
+    def _follow_manifest(self, replica: Replica, partition: Partition) -> None:
+        """What a manifest names is committed, and its log start too: a leader of before may have
+        advanced both. Raises StoreUnavailable, CorruptDataError.
+        """
+        if replica.log.log_end_offset == 0:
+            return
+        partition.load_manifest()
+        manifest = partition.manifest
+        if manifest is not None:
+            flushed_end = replica.log.flushed_end
+            replica.log.commit_up_to(min(manifest.end_offset, flushed_end))
+            start = min(manifest.log_start_offset, flushed_end)
+            if start > replica.log.log_start_offset:
+                self._move_log_start(replica, start)
+
+    def _tell_of(self, replica: Replica) -> None:
+        """Have the other replicas follow at once. What comes while others are told waits for the
+        next call, so that a broker that comes to lead a thousand partitions makes few.
+        """
+        with self._lock:
+            is_first = not self._to_tell
+            self._to_tell.append(replica)
+            if is_first and not self._is_closed:
+                self._threads.submit(self._tell_all)
+
+    def _tell_all(self) -> None:
+        with self._lock:
+            told, self._to_tell = self._to_tell, []
+        for node_id in {one for replica in told for one in replica.node_ids}:
+            self._tell(node_id, sorted({one.topic for one in told if node_id in one.node_ids}))
+
+    def _hand_over_to_any(self, replica: Replica, node_ids: Sequence[int]) -> None:
+        self.moves.hand_over_to_any(replica, node_ids)
+
+    def _follow(self, node_id: int) -> None:
+        self._fetchers.follow(node_id)
+
+    def _step_down(self, replica: Replica) -> None:
+        term, partition = replica.term, replica.partition
+        assert term is not None
+        assert partition is not None
+        replica.role, replica.term, replica.partition = Role.IDLE, None, None
+        record = self._topics.find_by_id(replica.place[0]).record
+        self._topics.retire_partition(partition, partial(self._gone, record, replica.number))
+        replica.log.end_term()
+        partition.fail_appends(partial(LeaderChanged, f"{partition} is led elsewhere now"))
+        term.end()
+        log.info("leading no longer", partition=str(replica), leader_epoch=term.epoch)
+        self._on_moved(partition)
+
+    # --- what is shown ----------------------------------------------------------------------------
+
+    def shown_here(self) -> dict[TopicIdPartition, ShownSet]:
+        """The sets of all that is led here."""
+        found = {}
+        for place, replica in list(self._replicas.items()):
+            term, newest = replica.term, replica.newest
+            if term is not None and newest is not None and newest.found is not None:
+                in_force = term.lead.in_force
+                found[place] = ShownSet(
+                    term.epoch,
+                    self._members.me.node_id,
+                    [one for one in newest.found.replicas if one in in_force.replicas],
+                    sorted(nodes_of(in_force.in_sync, self._members)),
+                )
+        return found
+
+    def followed_leader(self, place: TopicIdPartition) -> tuple[int, int] | None:
+        """(leader epoch, node id) of whom the replica here follows."""
+        replica = self._replicas.get(place)
+        following = None if replica is None else replica.following
+        return None if following is None else (following.epoch, following.node_id)
+
+    # --- ending -----------------------------------------------------------------------------------
+
+    def drop_topic(self, topic_id: str) -> None:
+        """It was deleted: close its logs, so that their folders can be set aside."""
+        for place in [one for one in self._replicas if one[0] == topic_id]:
+            with self._lock:
+                replica = self._replicas.pop(place)
+            with replica.lock:
+                replica.role, replica.following = Role.OFFLINE, None
+                if replica.term is not None:
+                    replica.term.end()
+                replica.term = replica.partition = None
+                replica.log.abandon()
+            self._files.forget(place)
+
+    def _remove(self, replica: Replica) -> None:
+        """Give up the log of one that this broker is not to have any longer (H9)."""
+        with self._lock:
+            if self._replicas.pop(replica.place, None) is None:
+                return
+        with replica.lock:
+            replica.role, replica.following = Role.OFFLINE, None
+            replica.log.abandon()
+            kept = election.renew(replica.kept)
+            self._files.write_kept(replica.place, kept, was_opened=False)
+        record = self._topics.find_by_id(replica.place[0]).record
+        self._opener.remove_files(record, replica.number)
+        self._topics.checkpoints.save()
+
+    def stop(self, *, timeout_s: float) -> None:
+        """Follow nobody, and claim nothing, from now on."""
+        with self._lock:
+            self._is_closed = True
+        self._fetchers.close(timeout_s)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def abandon(self) -> None:
+        """After a start that failed."""
+        self.stop(timeout_s=1)
+        for replica in list(self._replicas.values()):
+            replica.log.abandon()
+
+    def close_logs(self) -> bool:
+        """Those that are not led; whether all were closed cleanly."""
+        clean = not self._damaged
+        for replica in list(self._replicas.values()):
+            if replica.partition is None:
+                with replica.lock:
+                    try:
+                        clean = replica.log.close() and clean
+                    except TierlogError as error:
+                        log.error(
+                            "log not closed cleanly", partition=str(replica), error=str(error)
+                        )
+                        clean = False
+        return clean
+
+
+def _fitting(kept: election.Kept, log: PartitionLog) -> election.Kept:
+    """What is kept, unless the log is of an epoch that it does not know: then the file is lost, or
+    an older one, and so are promises (R6).
+    """
+    latest = log.epochs[-1].epoch if log.epochs else 0
+    return kept if latest <= kept.seen else election.renew(kept)._replace(seen=latest)

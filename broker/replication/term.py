@@ -1,0 +1,245 @@
+"""A term of leadership: what its followers have said, and how far the log is committed by it.
+
+* What follows from that is decided by `in_sync`, on a value (`Leadership`) that one lock guards.
+* The log's watermark is raised outside of the lock: whoever waits for it is called from there, and
+  it never goes back.
+* A follower lags that has not reached the log's end for `replica.lag.time.max.ms`. As in Kafka,
+  one that had reached the end as it was at its last fetch was there then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from tierlog.broker.replication import in_sync
+from tierlog.broker.replication.election import may_hand_over, must_claim_anew
+from tierlog.broker.replication.in_sync import Fetch, InForce, Leadership, Progress
+from tierlog.broker.waiters import Waiters
+from tierlog.host.clock import monotonic_ms
+from tierlog.hot_tier.log import PartitionLog
+from tierlog.record_format.errors import NotEnoughReplicas, NotReplicated
+
+NEVER_MS: Final = -(2**63)
+ALL: Final = 2**63 - 1  # above every offset
+
+
+class _Heard(NamedTuple):
+    """Of a replica that fetches. `log_end`: the leader's, at its last fetch."""
+
+    node_id: int
+    fetched_ms: int
+    log_end: int
+    caught_up_ms: int
+
+
+class Term:
+    """Thread-safe. Call `begin` once the claim is in force, and `end` when another's is."""
+
+    def __init__(
+        self,
+        log: PartitionLog,
+        in_force: InForce,
+        *,
+        lag_ms: int,
+        min_in_sync: Callable[[], int],
+        monotonic: Callable[[], int] = monotonic_ms,
+    ) -> None:
+        assert in_force.leader is not None, "a claim has a leader"
+        self.log, self.epoch = log, in_force.epoch
+        self._lag_ms, self._min_in_sync, self._monotonic = lag_ms, min_in_sync, monotonic
+        self._lock = threading.Lock()
+        self._progress = threading.Condition(self._lock)
+        self._began_ms = monotonic()
+        self._heard: dict[str, _Heard] = {}
+        self._seen = 0  # the highest epoch that a replica said to have seen
+        self._answers = 0
+        self._told: dict[str, tuple[int, int]] = {}
+        self._waiters = Waiters()
+        self._is_short = False
+        self._lead = Leadership(
+            me=in_force.leader,
+            epoch=in_force.epoch,
+            in_force=in_force,
+            began_at=log.log_end_offset,
+            high_watermark=log.high_watermark,
+        )
+
+    def begin(self) -> None:
+        writer = self.log.writer
+        writer.on_flushed.append(self.note_flushed)
+        writer.on_appended.append(self._waiters.wake)
+        self.note_flushed(self.log.flushed_end)
+
+    def end(self) -> None:
+        """What was waited for is not here any more."""
+        writer = self.log.writer
+        writer.on_flushed.remove(self.note_flushed)
+        writer.on_appended.remove(self._waiters.wake)
+        self._waiters.wake(ALL)
+
+    # --- progress ---------------------------------------------------------------------------------
+
+    @property
+    def lead(self) -> Leadership:
+        return self._lead
+
+    def note_flushed(self, flushed_end: int) -> None:
+        there = Progress(flushed_end, self.log.log_start_offset)
+        with self._lock:
+            self._lead = in_sync.note_progress(self._lead, self._lead.me, there)
+        self._commit()
+
+    def note_fetch(self, fetch: Fetch, *, diverges: bool) -> int:
+        """What a replica says when it fetches; the number of the answer that it is given."""
+        now_ms, log_end = self._monotonic(), self.log.log_end_offset
+        with self._lock:
+            self._seen = max(self._seen, fetch.seen)
+            self._lead = in_sync.note_fetch(self._lead, fetch, diverges=diverges)
+            if fetch.epoch == self.epoch and not diverges:
+                self._heard[fetch.replica_id] = self._hear(fetch, now_ms, log_end)
+            self._answers += 1
+            number = self._answers
+        self._commit()
+        return number
+
+    def _hear(self, fetch: Fetch, now_ms: int, log_end: int) -> _Heard:
+        before = self._heard.get(fetch.replica_id)
+        caught_up_ms = NEVER_MS if before is None else before.caught_up_ms
+        if fetch.flushed_end >= log_end:
+            caught_up_ms = now_ms
+        elif before is not None and fetch.flushed_end >= before.log_end:
+            caught_up_ms = before.fetched_ms
+        return _Heard(fetch.node, now_ms, log_end, caught_up_ms)
+
+    def tells(self, replica_id: str, starts: tuple[int, int]) -> bool:
+        """Whether these starts of the log, and of the local log, are news to the replica."""
+        with self._lock:
+            before = self._told.get(replica_id)
+            self._told[replica_id] = starts
+        return starts != (before or starts)
+
+    def _commit(self) -> None:
+        with self._lock:
+            committed = in_sync.high_watermark(self._lead)
+            self._lead = self._lead._replace(high_watermark=committed)
+            self._progress.notify_all()
+        self.log.commit_up_to(committed)
+
+    def wait_until(self, is_so: Callable[[], bool], *, timeout_s: float) -> bool:
+        """Wait for what followers have to say first."""
+        with self._progress:
+            return self._progress.wait_for(is_so, timeout_s)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that earlier leaders committed is known to be (R8)."""
+        return self._lead.high_watermark >= self._lead.began_at
+
+    def wait_beyond(self, offset: int, callback: Callable[[], None]) -> Callable[[], object]:
+        """Call it once when the log ends above `offset`; at once if it does. Returns a function
+        that cancels it.
+        """
+        cancel = self._waiters.add_waiter(offset, callback)
+        if self.log.log_end_offset > offset and cancel():
+            callback()
+        return cancel
+
+    # --- the set ----------------------------------------------------------------------------------
+
+    def lagging(self) -> frozenset[str]:
+        """The members that lag, and not this one."""
+        now_ms = self._monotonic()
+        return frozenset(
+            one
+            for one in in_sync.counted(self._lead) - {self._lead.me, in_sync.STORE}
+            if now_ms - max(self._caught_up_ms(one), self._began_ms) > self._lag_ms
+        )
+
+    def _caught_up_ms(self, replica_id: str) -> int:
+        heard = self._heard.get(replica_id)
+        return NEVER_MS if heard is None else heard.caught_up_ms
+
+    def is_replica(self, node_id: int) -> bool:
+        """Whether the broker has a replica, or may have one."""
+        versions = (self._lead.in_force, self._lead.pending)
+        return any(one is not None and node_id in one.replicas for one in versions)
+
+    def outsiders(self) -> frozenset[str]:
+        """Replicas that fetch, are not in the set, and are of a broker that is to have one."""
+        lead = self._lead
+        return frozenset(
+            name
+            for name, heard in self._heard.items()
+            if name not in lead.in_force.in_sync and heard.node_id in lead.in_force.replicas
+        )
+
+    def look_for_lagging(self) -> bool:
+        """Whether acks=all is refused, from now on."""
+        self._is_short = in_sync.refuses_acks_all(
+            self._lead, lagging=self.lagging(), min_in_sync=self._min_in_sync()
+        )
+        return self._is_short
+
+    def next_change(self) -> InForce | None:
+        """The version to send next, if any."""
+        lagging, min_in_sync = self.lagging(), self._min_in_sync()
+        now_ms = self._monotonic()
+        fresh = frozenset(
+            one for one in self.outsiders() if now_ms - self._heard[one].fetched_ms <= self._lag_ms
+        )
+        members = in_sync.next_in_sync(
+            self._lead, outsiders=fresh, lagging=lagging, min_in_sync=min_in_sync
+        )
+        return None if members is None else in_sync.change_in_sync(self._lead, members)
+
+    def send_change(self, after: InForce) -> None:
+        """It is about to be sent: from now on both sets count."""
+        with self._lock:
+            self._lead = in_sync.send_change(self._lead, after)
+
+    def settle_change(self, newest: InForce) -> bool:
+        """By the newest version of the bucket; False: this term is over."""
+        with self._lock:
+            settled = in_sync.settle_change(self._lead, newest)
+            if settled is not None:
+                self._lead = settled
+        if settled is None:
+            return False
+        self._commit()
+        return True
+
+    @property
+    def must_claim_anew(self) -> bool:
+        return must_claim_anew(self._lead, self._seen)
+
+    @property
+    def seen(self) -> int:
+        return self._seen
+
+    def not_replicated(self) -> NotReplicated:
+        return NotReplicated(f"{self.log}: too few replicas are in sync to commit it")
+
+    def check_enough(self) -> None:
+        """Raises NotEnoughReplicas: acks=all would wait for a replica that is gone."""
+        if self._is_short:
+            now = len(self._lead.in_force.in_sync - self.lagging())
+            raise NotEnoughReplicas(
+                f"{self.log}: {now} replicas are in sync, and min.insync.replicas is "
+                f"{self._min_in_sync()}"
+            )
+
+    def may_hand_over(self, target: str) -> bool:
+        return may_hand_over(self._lead, target, log_end_offset=self.log.log_end_offset)
+
+    def wait_for_trim(self, *, timeout_s: float) -> None:
+        """Until every member counted has recorded the log start. Raises NotEnoughReplicas."""
+        start = self.log.log_start_offset
+        self.note_flushed(self.log.flushed_end)
+        self._waiters.wake(ALL)  # those that fetch are to hear of it
+        is_so = lambda: in_sync.low_watermark(self._lead) >= start  # noqa: E731
+        if not self.wait_until(is_so, timeout_s=timeout_s):
+            raise NotEnoughReplicas(
+                f"{self.log}: it is trimmed to {start} here, and not in each replica in sync"
+            )

@@ -1,0 +1,1 @@
+"""Share groups (KIP-932): who has which records of a partition, and what of that is durable."""

@@ -1,0 +1,1 @@
+"""Transactions over all partitions of a broker: each transactional id's state, and its timers."""

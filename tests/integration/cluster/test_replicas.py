@@ -1,0 +1,332 @@
+"""Partitions with several replicas: the same files on each; when the leader is gone, another.
+
+The brokers are in one process: a dead one is one that nobody reaches, and that reaches nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.broker_cluster import BrokerCluster, cluster_of, node_id_of
+from tests.fakes.faulty_object_store import FailsAfter
+from tests.fakes.records import iter_records
+from tests.fakes.waiting import until
+from tests.integration.cluster.test_moving import append, produced, values_of
+from tierlog.broker.broker import Broker
+from tierlog.broker.partition import Partition
+from tierlog.hot_tier.log_writer import Acks
+from tierlog.record_format.errors import (
+    NotEnoughReplicas,
+    NotReplicated,
+    OutcomeUnknownError,
+)
+from tierlog.record_format.produced import build_produced
+from tierlog.repair.verify import verify_topic
+
+NAMES = ("a", "b", "c")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[BrokerCluster]:
+    cluster = BrokerCluster(tmp_path)
+    cluster.start_all(NAMES, session_timeout_ms=1_000, replica_lag_time_max_ms=1_500)
+    yield cluster
+    cluster.close()
+
+
+def log_files(broker: Broker, topic: str, number: int) -> dict[str, bytes]:
+    folder = broker.folder.path / f"{topic}-{number}"
+    return {path.name: path.read_bytes().rstrip(b"\0") for path in sorted(folder.glob("*.log"))}
+
+
+def in_sync(cluster: BrokerCluster, topic: str, number: int) -> list[int]:
+    leader = cluster.leader(topic, number)
+    place = (leader.topic(topic).record.topic_id, number)
+    return cluster_of(leader).replicas.shown_here()[place].in_sync
+
+
+def is_led(cluster: BrokerCluster, topic: str, number: int) -> bool:
+    return sum(number in one.topic(topic).partitions for one in cluster.running) == 1
+
+
+def test_what_is_acknowledged_is_in_the_same_files_on_every_broker(cluster: BrokerCluster) -> None:
+    first = cluster.running[0]
+    first.create_topic("flights", partitions=3, replication_factor=3)
+    until(lambda: all(is_led(cluster, "flights", number) for number in range(3)))
+    assert len({node_id_of(cluster.leader("flights", number)) for number in range(3)}) == 3
+    for number in range(3):
+        partition = cluster.partition("flights", number)
+        for value in range(20):
+            append(partition, b"%d" % value)
+        assert values_of(partition) == [b"%d" % value for value in range(20)]
+        files = [log_files(broker, "flights", number) for broker in cluster.running]
+        assert files[0] == files[1] == files[2]
+        assert in_sync(cluster, "flights", number) == [0, 1, 2]
+
+
+def test_another_leads_once_the_leader_is_gone_and_has_all_that_was_acknowledged(
+    cluster: BrokerCluster,
+) -> None:
+    cluster.running[0].create_topic("flights", partitions=1, replication_factor=3)
+    until(lambda: is_led(cluster, "flights", 0))
+    old = cluster.leader("flights", 0)
+    for value in range(10):
+        append(cluster.partition("flights", 0), b"%d" % value)
+    epoch = cluster.partition("flights", 0).offsets().leader_epoch
+    cluster.lose(old)
+    until(lambda: is_led(cluster, "flights", 0), patience_s=30)
+    partition = cluster.partition("flights", 0)
+    assert partition.offsets().leader_epoch > epoch
+    append(partition, b"10")
+    assert values_of(partition) == [b"%d" % value for value in range(11)]
+    until(lambda: node_id_of(old) not in in_sync(cluster, "flights", 0), patience_s=30)
+
+
+def test_a_broker_that_is_back_follows_and_is_in_sync_again(cluster: BrokerCluster) -> None:
+    cluster.running[0].create_topic("flights", partitions=1, replication_factor=3)
+    until(lambda: is_led(cluster, "flights", 0))
+    old = cluster.leader("flights", 0)
+    append(cluster.partition("flights", 0), b"before")
+    cluster.stop(old)
+    until(lambda: is_led(cluster, "flights", 0), patience_s=30)
+    append(cluster.partition("flights", 0), b"meanwhile")
+    cluster.start(old.folder.path.name)
+    until(lambda: in_sync(cluster, "flights", 0) == [0, 1, 2], patience_s=30)
+    append(cluster.partition("flights", 0), b"after")
+    assert values_of(cluster.partition("flights", 0)) == [b"before", b"meanwhile", b"after"]
+    files = [log_files(broker, "flights", 0) for broker in cluster.running]
+    assert files[0] == files[1] == files[2]
+
+
+def test_without_enough_replicas_nothing_is_appended(cluster: BrokerCluster) -> None:
+    cluster.running[0].create_topic("flights", partitions=1, replication_factor=3)
+    until(lambda: is_led(cluster, "flights", 0))
+    partition = cluster.partition("flights", 0)
+    leader = cluster.leader("flights", 0)
+    append(partition, b"first")
+    for other in [one for one in cluster.running if one is not leader]:
+        cluster.lose(other)
+
+    def is_refused() -> bool:
+        end = partition.log_end_offset
+        try:
+            append(partition, b"refused")
+        except NotEnoughReplicas:
+            return partition.log_end_offset == end
+        except NotReplicated:  # appended before the others were missed
+            pass
+        return False
+
+    until(is_refused, patience_s=30)
+    assert values_of(partition)[:1] == [b"first"]
+
+
+def created(cluster: BrokerCluster, *, factor: int = 3, **config: int | str) -> Partition:
+    cluster.running[0].create_topic(
+        "flights", partitions=1, replication_factor=factor, config={"retention.ms": -1, **config}
+    )
+    until(lambda: is_led(cluster, "flights", 0))
+    return cluster.partition("flights", 0)
+
+
+def appended(cluster: BrokerCluster, values: range) -> None:
+    for value in values:
+        append(cluster.partition("flights", 0), b"%d" % value)
+
+
+def values(cluster: BrokerCluster) -> list[int]:
+    partition = cluster.partition("flights", 0)
+    until(lambda: partition.high_watermark == partition.log_end_offset)
+    return [int(value) for value in values_of(partition)]
+
+
+def test_a_leader_hands_over_without_a_loss(cluster: BrokerCluster) -> None:
+    created(cluster)
+    for turn in range(6):
+        appended(cluster, range(turn * 5, turn * 5 + 5))
+        leader = cluster.leader("flights", 0)
+        target = (node_id_of(leader) + 1) % 3
+        cluster_of(leader).move("flights", 0, node_id=target)
+        until(lambda: is_led(cluster, "flights", 0))
+        assert node_id_of(cluster.leader("flights", 0)) == target
+    assert values(cluster) == list(range(30))
+    assert in_sync(cluster, "flights", 0) == [0, 1, 2]
+
+
+def test_a_leader_that_was_cut_off_follows_and_gives_up_what_was_not_acknowledged(
+    cluster: BrokerCluster,
+) -> None:
+    partition = created(cluster)
+    appended(cluster, range(5))
+    old = cluster.leader("flights", 0)
+    cluster.lose(old)
+    lost = partition.append(produced(b"lost"), acks=Acks.ALL)
+    until(lambda: is_led(cluster, "flights", 0), patience_s=30)
+    appended(cluster, range(5, 10))
+    cluster.find(old)
+    with pytest.raises(OutcomeUnknownError):  # LeaderChanged, or first NotReplicated
+        lost.result(30)
+    until(lambda: is_led(cluster, "flights", 0), patience_s=30)  # the old one has found out
+    until(lambda: in_sync(cluster, "flights", 0) == [0, 1, 2], patience_s=30)
+    append(cluster.partition("flights", 0), b"10")
+    assert values(cluster) == list(range(11))
+    files = [log_files(broker, "flights", 0) for broker in cluster.running]
+    assert files[0] == files[1] == files[2]
+
+
+def test_whoever_leads_writes_to_the_bucket_and_verify_finds_nothing(
+    cluster: BrokerCluster,
+) -> None:
+    created(cluster)
+    for turn in range(3):
+        appended(cluster, range(turn * 5, turn * 5 + 5))
+        leader = cluster.leader("flights", 0)
+        leader.offload("flights", wait_ms=20_000)
+        assert cluster.partition("flights", 0).cold_end_offset == turn * 5 + 5
+        cluster_of(leader).move("flights", 0, node_id=(node_id_of(leader) + 1) % 3)
+        until(lambda: is_led(cluster, "flights", 0))
+    leader = cluster.leader("flights", 0)
+    leader.offload("flights", wait_ms=20_000)
+    assert verify_topic(leader, "flights", deep=True).ok
+    assert values(cluster) == list(range(15))
+
+
+def test_a_trim_is_answered_once_no_member_returns_what_was_trimmed(
+    cluster: BrokerCluster,
+) -> None:
+    created(cluster)
+    appended(cluster, range(10))
+    old = cluster.leader("flights", 0)
+    old.trim("flights", 0, 7)
+    cluster.lose(old)
+    until(lambda: is_led(cluster, "flights", 0), patience_s=30)
+    assert cluster.partition("flights", 0).log_start_offset == 7
+
+
+def test_a_deleted_topic_leaves_no_file_on_any_broker(cluster: BrokerCluster) -> None:
+    created(cluster)
+    appended(cluster, range(3))
+    brokers = list(cluster.running)
+    cluster.running[1].delete_topic("flights")
+    folders = [broker.folder.path for broker in brokers]
+    until(lambda: not any(list(one.glob("flights-0*")) for one in folders), patience_s=30)
+    assert not any(list((one / "tierlog/replicas").iterdir()) for one in folders)
+
+
+def test_other_brokers_get_the_replicas_and_the_old_ones_give_them_up(
+    cluster: BrokerCluster,
+) -> None:
+    created(cluster, factor=2)
+    appended(cluster, range(5))
+    leader = cluster.leader("flights", 0)
+    (other,) = [one for one in (0, 1, 2) if one not in in_sync(cluster, "flights", 0)]
+    kept = next(one for one in in_sync(cluster, "flights", 0) if one != node_id_of(leader))
+    cluster_of(leader).replicas.moves.reassign(cluster.partition("flights", 0), [other, kept])
+    until(lambda: not (leader.folder.path / "flights-0").exists(), patience_s=30)
+    until(lambda: is_led(cluster, "flights", 0), patience_s=30)
+    assert in_sync(cluster, "flights", 0) == sorted([other, kept])
+    appended(cluster, range(5, 8))
+    assert values(cluster) == list(range(8))
+
+
+def test_a_claim_without_an_answer_is_repeated_and_is_one_claim(cluster: BrokerCluster) -> None:
+    created(cluster)
+    appended(cluster, range(5))
+    old = cluster.leader("flights", 0)
+    for broker in cluster.running:
+        cluster.stores[broker.folder.path.name].fail(
+            "put", FailsAfter(OutcomeUnknownError), times=2, when=lambda key: "/replicas/" in key
+        )
+    cluster.lose(old)
+    until(lambda: is_led(cluster, "flights", 0), patience_s=30)
+    appended(cluster, range(5, 8))
+    assert values(cluster) == list(range(8))
+
+
+def test_the_preferred_replica_leads_again_once_it_is_in_sync(cluster: BrokerCluster) -> None:
+    created(cluster)
+    leader = cluster.leader("flights", 0)
+    place = (leader.topic("flights").record.topic_id, 0)
+    preferred = cluster_of(leader).replicas.shown_here()[place].replicas[0]
+    cluster_of(leader).move("flights", 0, node_id=(preferred + 1) % 3)
+    until(lambda: is_led(cluster, "flights", 0))
+    other = cluster.leader("flights", 0)
+    assert node_id_of(other) != preferred
+
+    def is_preferred() -> bool:
+        for broker in cluster.running:  # as each does every `rebalance.interval.ms`
+            cluster_of(broker).replicas.prefer()
+        return leads(cluster) == preferred
+
+    until(is_preferred, patience_s=30)
+
+
+def leads(cluster: BrokerCluster) -> int | None:
+    if not is_led(cluster, "flights", 0):
+        return None
+    return node_id_of(cluster.leader("flights", 0))
+
+
+def test_a_compacted_topic_keeps_its_newest_values_whoever_leads(cluster: BrokerCluster) -> None:
+    created(
+        cluster,
+        **{
+            "cleanup.policy": "compact",
+            "min.cleanable.dirty.ratio": 0,
+            "segment.bytes": 1 << 14,
+            "delete.retention.ms": 0,
+        },
+    )
+    wanted: dict[bytes, bytes] = {}
+    for turn in range(6):
+        partition = cluster.partition("flights", 0)
+        for number in range(40):
+            key, value = b"%d" % (number % 7 + turn % 3), b"%d" % turn * 400
+            append_keyed(partition, key, value)
+            wanted[key] = value
+        compact_and_check(cluster, compacts=turn % 3 > 0)
+        assert newest_of(partition) == wanted
+        if turn % 2:
+            hand_on(cluster)
+
+
+def compact_and_check(cluster: BrokerCluster, *, compacts: bool) -> None:
+    leader, partition = cluster.leader("flights", 0), cluster.partition("flights", 0)
+    partition.upkeep.roll()
+    if compacts:
+        leader.background.compactor.run_round()
+    leader.offload("flights", wait_ms=20_000)
+    until(lambda: partition.is_mirrored)
+    verified = verify_topic(leader, "flights", deep=True)
+    assert verified.ok, verified.problems
+
+
+def hand_on(cluster: BrokerCluster) -> None:
+    leader = cluster.leader("flights", 0)
+    cluster_of(leader).move("flights", 0, node_id=(node_id_of(leader) + 1) % 3)
+    until(lambda: is_led(cluster, "flights", 0))
+    partition = cluster.partition("flights", 0)
+    until(lambda: partition.high_watermark == partition.log_end_offset)
+
+
+def append_keyed(partition: Partition, key: bytes, value: bytes) -> None:
+    batches = build_produced(
+        [value], keys=[key], timestamps=[1_700_000_000_000], max_message_bytes=1 << 20
+    )
+    partition.append(batches, acks=Acks.ALL).result(20)
+
+
+def newest_of(partition: Partition) -> dict[bytes, bytes]:
+    found: dict[bytes, bytes] = {}
+    offset = partition.log_start_offset
+    while offset < partition.high_watermark:
+        with closing(partition.read(offset, max_bytes=1 << 20)) as read:
+            data = b"".join(piece.read() for piece in read.slices)
+        for record in iter_records(data, from_offset=offset):
+            found[bytes(record.key or b"")] = bytes(record.value or b"")
+        offset = read.next_offset
+    return found

@@ -1,0 +1,69 @@
+"""Who has a partition, as the brokers' reports say."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from tierlog.broker.cluster.leaders import Leader, Leaders, LedPartition
+from tierlog.broker.cluster.peers import LeaderReport
+from tierlog.broker.cluster.shown_sets import Short, ShownSets
+from tierlog.hot_tier.log_config import LogConfig
+
+ONE = LedPartition(3, 10, 0)
+THREE = LedPartition(4, 20, 5, (1, 2, 3), (1, 3))
+
+
+def sets_of(leaders: Leaders) -> ShownSets:
+    def find(topic_id: str, number: int) -> Leader | None:
+        return leaders.find_leader((topic_id, number))
+
+    return ShownSets(leaders, find)
+
+
+def topic(topic_id: str, *, factor: int, partitions: int = 1) -> Any:
+    record = SimpleNamespace(topic_id=topic_id, replication_factor=factor)
+    return SimpleNamespace(
+        record=record, config=LogConfig.parse({}), numbers=list(range(partitions))
+    )
+
+
+def test_a_report_says_the_same_after_it_was_sent_and_is_as_before_without_sets() -> None:
+    led = {("a", 0): ONE, ("b", 1): THREE}
+    sent = msgspec.json.encode(LeaderReport.of(2, led))
+    assert msgspec.json.decode(sent, type=LeaderReport).led == led
+    assert b"sets" not in msgspec.json.encode(LeaderReport.of(2, {("a", 0): ONE}))
+
+
+def test_a_partition_is_shown_with_the_set_that_its_leader_reported() -> None:
+    leaders = Leaders()
+    leaders.put_report(1, {("a", 0): ONE, ("b", 0): THREE})
+    sets = sets_of(leaders)
+    assert sets.shown("a", 0) == (3, 1, [1], [1])
+    assert sets.shown("b", 0) == (4, 1, [1, 2, 3], [1, 3])
+    assert sets.shown("c", 0) == (-1, None, [], [])
+
+
+def test_the_last_set_is_shown_of_a_partition_whose_leader_is_gone() -> None:
+    leaders = Leaders()
+    leaders.put_report(1, {("a", 0): ONE, ("b", 0): THREE})
+    leaders.keep_only([2, 3])
+    sets = sets_of(leaders)
+    assert sets.shown("a", 0) == (-1, None, [1], [])
+    assert sets.shown("b", 0) == (-1, None, [1, 2, 3], [1, 3])
+    leaders.put_report(3, {("b", 0): LedPartition(5, 21, 5, (1, 2, 3), (2, 3))})
+    assert sets.shown("b", 0) == (5, 3, [1, 2, 3], [2, 3])
+
+
+def test_what_is_short_is_counted_of_all_or_of_one_leader() -> None:
+    leaders = Leaders()
+    alone = LedPartition(4, 20, 5, (1, 2, 3), (2,))
+    leaders.put_report(1, {("a", 0): ONE, ("b", 0): THREE})
+    leaders.put_report(2, {("b", 1): alone})
+    topics = [topic("a", factor=1, partitions=2), topic("b", factor=3, partitions=3)]
+    sets = sets_of(leaders)
+    assert sets.count_short(topics) == Short(offline=2, under_replicated=2, under_min_isr=1)
+    assert sets.count_short(topics, leader=1) == Short(under_replicated=1)
+    assert sets.count_short(topics, leader=2) == Short(under_replicated=1, under_min_isr=1)

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.fakes.plain_store import Fault, PlainStore
+from tierlog.manifest.forced_claims import ForcedClaims
+
+
+def claims(store: PlainStore) -> ForcedClaims:
+    return ForcedClaims(store, pause=lambda s: None)
+
+
+def test_claims_are_numbered_and_nothing_new_costs_one_head() -> None:
+    store = PlainStore()
+    assert claims(store).find_newer(0) == 0
+    assert claims(store).write_forced_claim("t1", 0, "me") == 1
+    assert claims(store).write_forced_claim("t2", 7, "me") == 2
+    assert claims(store).find_newer(0) == 2
+    assert claims(store).find_newer(1) == 2
+    store.calls.clear()
+    assert claims(store).find_newer(2) == 2
+    assert store.calls == {"head": 1}
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST_AFTER, Fault.LOST_BEFORE, Fault.CUT, Fault.CONFLICT])
+def test_a_claim_is_written_despite_a_failed_put(fault: Fault) -> None:
+    store, armed = PlainStore(), [fault]
+    claims(store).write_forced_claim("t1", 0, "me")
+    store.faults = lambda call, key: armed.pop() if armed and call == "put" else None
+    number = claims(store).write_forced_claim("t1", 3, "me")
+    found = claims(store).read_forced_claims(after=1, up_to=claims(store).find_newer(1))
+    assert [(one.topic_id, one.partition, one.owner, one.version) for one in found] == [
+        ("t1", 3, "me", number)
+    ]
+    assert store.overwritten == []

@@ -1,0 +1,1 @@
+from tests.fakes.partition_logs import *  # noqa: F403

@@ -1,0 +1,181 @@
+"""`tierlog cluster`: the brokers, and moving what they lead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from tierlog.cli.options import OutputOption, YesOption, client_command, confirm
+from tierlog.cli.output import Output, note, progress_bar
+from tierlog.settings import DEFAULT_PORT, KAFKA_PORT
+
+if TYPE_CHECKING:
+    from tierlog.client.client import Client
+    from tierlog.client.responses import Broker, ClusterDescription, Move
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+LOOK_S: Final = 0.5
+
+Node = Annotated[int, typer.Argument(metavar="NODE", min=0, help="The broker's node id.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be moved.")]
+
+
+@app.command("brokers")
+@client_command
+def brokers(client: Client, output: OutputOption = Output.AUTO) -> None:
+    """List the brokers, and how many partitions each leads."""
+    cluster = client.describe_cluster()
+    output.table(cluster, BROKER_COLUMNS, map(broker_row, cluster.brokers))
+    for count, what in (
+        (cluster.offline_partitions, "no leader"),
+        (cluster.under_replicated_partitions, "fewer replicas in sync than they have"),
+        (cluster.under_min_isr_partitions, "too few replicas in sync for a write with acks=all"),
+    ):
+        if count:
+            note(f"{count} partition{'s have' if count > 1 else ' has'} {what}")
+
+
+BROKER_COLUMNS: Final = ("node", "url", "kafka", "state", "alive", "leads")
+
+
+def broker_row(one: Broker) -> tuple[object, ...]:
+    alive = "yes" if one.is_alive else "no"
+    return (one.node_id, one.url, one.kafka or None, one.state, alive, one.leads)
+
+
+@app.command("move")
+@client_command
+def move(
+    client: Client,
+    place: Annotated[
+        str, typer.Argument(metavar="TOPIC:PARTITION", help="What is to be led by another broker.")
+    ],
+    to: Annotated[int, typer.Option("--to", metavar="NODE", min=0, help="Node id of that broker.")],
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Hand a partition over to another broker."""
+    topic, _, number = place.rpartition(":")
+    if not topic or not (number.isascii() and number.isdecimal()):
+        raise typer.BadParameter(f"expected TOPIC:PARTITION, as in flights:0, not {place!r}")
+    moved = client.move_leader(topic, int(number), node_id=to)
+    output.report(
+        moved, f"broker {to} leads {place}; appends were refused for {moved.paused_ms} ms"
+    )
+
+
+@app.command("rebalance")
+@client_command
+def rebalance(
+    client: Client, *, dry_run: DryRun = False, output: OutputOption = Output.AUTO
+) -> None:
+    """Move partitions until no broker leads two more than another."""
+    if dry_run:
+        _print_moves(client.rebalance(dry_run=True).moves, output)
+        return
+    made: list[Move] = []
+    with progress_bar("moving") as update:
+        while True:
+            now = client.rebalance()
+            made += now.moves
+            update(completed=len(made), total=len(made) + now.left)
+            if not now.left:
+                break
+    _print_moves(made, output)
+
+
+def _print_moves(moves: Iterable[Move], output: Output) -> None:
+    made = list(moves)
+    if not made and not output.is_json:
+        note("nothing to move: no broker leads two partitions more than another")
+        return
+    rows = [(f"{one.topic}:{one.partition}", one.source, one.target) for one in made]
+    output.table({"moves": made}, ("partition", "from", "to"), rows)
+
+
+@app.command("drain")
+@client_command
+def drain(
+    client: Client, node: Node, *, dry_run: DryRun = False, output: OutputOption = Output.AUTO
+) -> None:
+    """Have a broker give away all that it leads, and wait until it has.
+
+    It is given no partitions until `undrain`. That outlives its restarts, and Ctrl-C of this
+    command.
+    """
+    plan = client.drain_broker(node, dry_run=dry_run).moves
+    if dry_run:
+        rows = [(f"{one.topic}:{one.partition}", one.source, one.target) for one in plan]
+        output.table({"moves": plan}, ("partition", "from", "to"), rows)
+        return
+    others = [one for one in client.describe_cluster().brokers if one.node_id != node]
+    if not any(one.is_alive and one.state == "running" for one in others):
+        note(f"broker {node} is drained once another broker runs that may have its partitions")
+    had = _leads(client.describe_cluster(), node)
+    with progress_bar(f"draining broker {node}", total=had) as update:
+        _wait_until(client, lambda now: _shown_left(now, node, had, update))
+    output.report({"drained": node}, f"broker {node} leads nothing; it can be stopped")
+
+
+def _shown_left(
+    cluster: ClusterDescription, node: int, had: int, update: Callable[..., None]
+) -> bool:
+    left = _leads(cluster, node)
+    update(completed=had - left)
+    return left == 0
+
+
+def _wait_until(client: Client, condition: Callable[[ClusterDescription], bool]) -> None:
+    while not condition(client.describe_cluster()):
+        time.sleep(LOOK_S)
+
+
+def _leads(cluster: ClusterDescription, node: int) -> int:
+    return sum(one.leads for one in cluster.brokers if one.node_id == node)
+
+
+@app.command("undrain")
+@client_command
+def undrain(client: Client, node: Node, output: OutputOption = Output.AUTO) -> None:
+    """Let a drained broker have partitions again."""
+    client.undrain_broker(node)
+    output.report(
+        {"undrained": node},
+        f"broker {node} may lead again; `tierlog cluster rebalance` gives it its share",
+    )
+
+
+@app.command("remove")
+@client_command
+def remove(
+    client: Client, node: Node, yes: YesOption = False, output: OutputOption = Output.AUTO
+) -> None:
+    """Remove a broker that has stopped, and has no partitions, for ever."""
+    confirm(f"the data folder of broker {node} can never join the cluster again", yes=yes)
+    client.remove_broker(node)
+    output.report({"removed": node}, f"removed broker {node}")
+
+
+@app.command("dev")
+def dev(
+    brokers: Annotated[int, typer.Option(min=1, max=9, help="How many brokers.")] = 3,
+    data_dir: Annotated[
+        Path, typer.Option(help="Folder for all files; used again, it goes on with them.")
+    ] = Path(".tierlog-cluster"),
+    store: Annotated[
+        str | None, typer.Option(metavar="URL", help="Another store than a folder in there.")
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=1, max=65_000, help="Port of the first broker, if it is free.")
+    ] = DEFAULT_PORT,
+    kafka_port: Annotated[
+        int, typer.Option(min=1, max=65_000, help="The same, for Kafka clients.")
+    ] = KAFKA_PORT,
+) -> None:
+    """Run several brokers in one terminal, and watch who leads what; no flags needed."""
+    from tierlog.cli.cluster_dev import run_lab
+
+    run_lab(data_dir, brokers=brokers, store=store, port=port, kafka_port=kafka_port)
