@@ -142,6 +142,8 @@ class Gateway:
                 break
             try:
                 answer = await self._pass_on(exchange, call, refusal.url)
+            except ClientGone as error:
+                raise (PeerAnswerLost(str(error)) if call.writes else error) from error
             except PeerUnavailable as error:
                 return error
             if not isinstance(answer, TierlogError):
@@ -312,6 +314,10 @@ async def _pieces_of(body: bytes | bytearray | memoryview) -> AsyncIterator[byte
         yield bytes(body[start : start + _PIECE_BYTES])
 
 
+class ClientGone(PeerUnavailable):
+    """Nobody waits for the answer."""
+
+
 class ClientWatch:
     """Ends waits for another broker: soon after the client has closed its connection, or at least
     its sending side; with `stops` also when this broker stops. Call `begin` once the request's
@@ -333,7 +339,7 @@ class ClientWatch:
         self._gone.add_done_callback(self._end_soon)
 
     async def until(self, awaited: Awaitable[T]) -> T:
-        """Raises PeerUnavailable, ShuttingDown."""
+        """Raises ClientGone, ShuttingDown."""
         self._waits = task = asyncio.current_task()
         assert task is not None, "a request has a task"
         if self._ended is not None:
@@ -351,7 +357,7 @@ class ClientWatch:
     def _end_soon(self, _: object) -> None:
         """It may have sent all, and wait for a response that is on its way."""
         self._timer = asyncio.get_running_loop().call_later(
-            _GONE_GRACE_S, self._end, PeerUnavailable("the client has closed its connection")
+            _GONE_GRACE_S, self._end, ClientGone("the client has closed its connection")
         )
 
     def _stop(self) -> None:

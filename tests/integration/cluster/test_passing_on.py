@@ -13,11 +13,13 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
+from tests.fakes.broker_cluster import cluster_of
 from tests.fakes.served_broker import Served
 from tests.fakes.served_cluster import ServedCluster
 from tests.fakes.waiting import until
 from tierlog.api.http.bodies import KEPT_MAX_BYTES
 from tierlog.api.http.header_values import BATCHES
+from tierlog.broker.replication.replica import Replica
 
 PARTITIONS = 1
 
@@ -169,6 +171,27 @@ def test_a_large_body_is_passed_on_as_it_arrives_within_a_bound(
     assert b" 200 " in answer.splitlines()[0], answer[:500]
     assert cluster.partition(topic).log_end_offset == size_mib << 10
     until(lambda: held(leader) == held(other) == 0)
+
+
+def test_a_write_whose_client_leaves_is_not_sent_again(
+    cluster: ServedCluster, http: httpx2.Client, topic: str
+) -> None:
+    made = {"name": f"{topic}-2", "partitions": 1, "replication_factor": 3}
+    assert http.post(f"{cluster.brokers[0].server.url}/v1/topics", json=made).status_code == 201
+    topic = made["name"]
+    until(lambda: all(cluster.knows(one, topic) for one in cluster.brokers))
+    (other, behind), partition = cluster.others(topic), cluster.partition(topic)
+    (replica,) = [
+        one
+        for one in cluster_of(behind.broker).replicas.not_led()
+        if isinstance(one, Replica) and one.place == (partition.topic_id, 0)
+    ]
+    record = {"records": [{"value": "once"}]}
+    with replica.lock:  # acks=all waits for it
+        with pytest.raises(httpx2.ReadTimeout):
+            http.post(records_url(other, topic), json=record, timeout=0.5)
+        until(lambda: other.app.context.inflight.held == 0)
+        assert partition.log_end_offset == 1
 
 
 def test_a_client_that_leaves_in_the_middle_of_a_large_body_leaves_nothing(
