@@ -29,20 +29,17 @@ from tierlog.broker.cluster.peers import Peers
 from tierlog.broker.damaged_partition import DamagedPartition, adding_remedies
 from tierlog.broker.data_folder import DataFolder, unusable
 from tierlog.broker.disk_reserve import DiskReserve, raising_disk_full
-from tierlog.broker.group_configs import TOPIC as GROUP_CONFIGS
 from tierlog.broker.group_configs import GroupConfigs
 from tierlog.broker.groups import Groups
 from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.log_opener import LogOpener
 from tierlog.broker.partition import Partition
 from tierlog.broker.settings import BrokerSettings
-from tierlog.broker.share_groups import TOPIC as SHARE_GROUP_STATE
 from tierlog.broker.share_groups import ShareGroups
 from tierlog.broker.store_status import check_has_no_bucket
 from tierlog.broker.topic_registry import TopicRecord
 from tierlog.broker.topic_replicas import ANYWHERE, Chosen
 from tierlog.broker.topics import Topic, TopicState, TopicSummary
-from tierlog.broker.transactions import TOPIC as TRANSACTION_STATE
 from tierlog.broker.transactions import Transactions
 from tierlog.host.clock import boottime_ms, wall_clock_ms
 from tierlog.host.disk import Disk, is_disk_full
@@ -52,7 +49,6 @@ from tierlog.hot_tier.group_commit import CommitTimes
 from tierlog.manifest.garbage import GarbagePlan
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.checkpoint_files import parse_topic_id
-from tierlog.record_format.consumer_offsets import TOPIC as CONSUMER_OFFSETS
 from tierlog.record_format.errors import ConfigurationError, Throttled, TierlogError
 from tierlog.record_format.format_level import newest_level
 from tierlog.record_format.topic_rules import ConfigValue
@@ -388,17 +384,15 @@ class Broker:
         """A partition came to this broker of the cluster, or left it."""
         self.transactions.note_moved((partition.topic, partition.number))
         self.share_groups.note_moved(parse_topic_id(partition.topic_id).bytes, partition.number)
-        try:
-            if partition.topic == CONSUMER_OFFSETS:
-                self.groups.log.load()
-            elif partition.topic == GROUP_CONFIGS:
-                self.group_configs.log.load()
-            elif partition.topic == TRANSACTION_STATE:
-                self.transactions.log.load()
-            elif partition.topic == SHARE_GROUP_STATE:
-                self.share_groups.log.load()
-        except (TierlogError, OSError) as error:  # the background tries again
-            log.warning("a coordinator is not loaded yet", error=str(error))
+        keepers = (self.groups, self.group_configs, self.transactions, self.share_groups)
+        for kept in (one.log for one in keepers if one.log.name == partition.topic):
+            try:
+                kept.load()
+            except (TierlogError, OSError) as error:
+                log.warning("a coordinator is not loaded yet", error=str(error))
+                # Once replicas have said how far it is committed; it may be known already.
+                last = partition.log_end_offset - 1
+                partition.wait_beyond(last, self.background.coordinate_again)
 
     # --- the log start ----------------------------------------------------------------------------
 

@@ -6,6 +6,8 @@
   comes, and forgotten before another of its number is loaded. The others' keys do not notice.
 * Until it is loaded, calls for its keys raise Starting. A partition counts as loaded after all of
   it was taken in, and no longer does before any of it is dropped.
+* A new leader of replicas loads nothing before it knows where what was committed ends: what it
+  left out would be gone, although it was acknowledged.
 
 Thread-safe. What loads may block.
 """
@@ -24,7 +26,7 @@ from tierlog.broker.partition import Partition
 from tierlog.broker.topics import Topic
 from tierlog.host.deferred_errors import DeferredErrors
 from tierlog.hot_tier.log_writer import AppendResult
-from tierlog.record_format.errors import Starting, TierlogError, UnknownTopic
+from tierlog.record_format.errors import Starting, TierlogError, UnknownTopic, WatermarkUnknown
 from tierlog.record_format.topic_rules import ConfigValue
 
 MAX_LOAD_WAIT_S: Final = 5.0
@@ -142,10 +144,17 @@ class CoordinatorLog:
                 self._replace(number, None)
                 self._forget(lambda key: topic is None or home_number(key, topic) == number)
             if known is not here and here is not None:
+                self._check_end_known(here)
                 self._load(here)
                 self._replace(number, here)
         finally:
             settling.release()
+
+    def _check_end_known(self, here: Partition) -> None:
+        try:
+            here.check_end_known()
+        except WatermarkUnknown as error:
+            raise Starting(str(error)) from error
 
     def _replace(self, number: int, partition: Partition | None) -> None:
         with self._lock:

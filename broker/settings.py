@@ -75,6 +75,7 @@ class BrokerSettings:
     group_share_max_partition_max_record_locks: int = 4_000
     share_coordinator_snapshot_update_records_per_snapshot: int = 500
     share_coordinator_state_topic_num_partitions: int | None = None
+    share_coordinator_state_topic_replication_factor: int | None = None
     offset_metadata_max_bytes: int = 4_096
     offsets_topic_num_partitions: int | None = None
     offsets_topic_replication_factor: int | None = None

@@ -122,6 +122,7 @@ class ShareGroups:
             TOPIC,
             CONFIG,
             partitions=settings.share_coordinator_state_topic_num_partitions or 1,
+            replication_factor=settings.share_coordinator_state_topic_replication_factor,
             load=self._load_partition,
             forget=self.coordinator.forget,
             clock=clock,
@@ -271,8 +272,9 @@ class ShareGroups:
 
     def open(self, key: ShareKey, partition: Partition, state: ShareState, turn: object) -> None:
         """Find out where the group begins, if it is not known. May block. Raises what a search by
-        time does, NotLeader.
+        time does, NotLeader, WatermarkUnknown.
         """
+        partition.check_end_known()  # or the group is set back to what is known
         start, end = state.start_offset, partition.high_watermark
         if start == UNKNOWN_START:
             self._configs.refresh(key.group)

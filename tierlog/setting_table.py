@@ -438,6 +438,12 @@ TABLE: Final[tuple[Setting, ...]] = (
         "in a cluster. One that exists stays as it is.",
     ),
     _broker(
+        "share.coordinator.state.topic.replication.factor",
+        (Kind.COUNT, 1, REPLICATION_FACTOR_MAX),
+        "Replicas of `__share_group_state` when it is created; `default.replication.factor` by "
+        "default.",
+    ),
+    _broker(
         "offset.metadata.max.bytes",
         (Kind.BYTES, 0, 32_767),
         "Largest metadata of a committed offset.",

@@ -214,6 +214,10 @@ def _check_replication(broker: BrokerSettings) -> None:
         ("default.replication.factor", broker.default_replication_factor),
         ("offsets.topic.replication.factor", broker.offsets_topic_replication_factor),
         (
+            "share.coordinator.state.topic.replication.factor",
+            broker.share_coordinator_state_topic_replication_factor,
+        ),
+        (
             "transaction.state.log.replication.factor",
             broker.transaction_state_log_replication_factor,
         ),

@@ -95,7 +95,11 @@ _INTS: Final = frozenset(
 
 
 _SHORTS: Final = frozenset(
-    ("offsets.topic.replication.factor", "transaction.state.log.replication.factor")
+    (
+        "offsets.topic.replication.factor",
+        "share.coordinator.state.topic.replication.factor",
+        "transaction.state.log.replication.factor",
+    )
 )
 
 

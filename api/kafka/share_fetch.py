@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from tierlog.api.kafka.calls import Call
 from tierlog.api.kafka.error_codes import Code, Refused, code_of, text_of
 from tierlog.api.kafka.groups import check_group, coordinator_code
+from tierlog.api.kafka.nodes import NOBODY, Node, node_of
 from tierlog.api.kafka.partitions import topic_of_id
 from tierlog.api.kafka.share_groups import is_member_id
 from tierlog.api.kafka.share_sessions import FINAL_EPOCH, FIRST_EPOCH, Place, ShareSession
@@ -28,7 +29,7 @@ from tierlog.broker.partition import Partition
 from tierlog.broker.share_coordinator.share_partition import Ack, AckBatch, Wanted
 from tierlog.broker.share_coordinator.share_state import ShareKey
 from tierlog.broker.share_groups import ShareRead
-from tierlog.record_format.errors import GroupRefused, TierlogError
+from tierlog.record_format.errors import GroupRefused, NotLeader, TierlogError
 from tierlog.record_format.kafka_messages.messages import (
     ShareAcknowledgeRequest,
     ShareAcknowledgeResponse,
@@ -42,11 +43,32 @@ _Row = ShareFetchResponse.PartitionData
 
 
 class _Failure(NamedTuple):
+    """`elsewhere`: who leads the partition instead, if that is known."""
+
     code: Code
     text: str | None
+    elsewhere: NotLeader | None = None
+
+    @property
+    def leader(self) -> tuple[int, int]:
+        """Its id and epoch, in the answer."""
+        if self.elsewhere is not None:
+            return self.elsewhere.node_id, self.elsewhere.leader_epoch
+        return (NOBODY, NOBODY) if self.code is Code.NOT_LEADER_OR_FOLLOWER else (0, 0)
 
 
 _DONE: Final = _Failure(Code.NONE, None)
+
+
+def _failure_of(error: BaseException) -> _Failure:
+    elsewhere = error if isinstance(error, NotLeader) else None
+    return _Failure(code_of(error), text_of(error), elsewhere)
+
+
+def _endpoints(failures: Iterable[_Failure]) -> set[Node]:
+    """Where the leaders of these partitions are."""
+    found = {node_of(one.elsewhere) for one in failures}
+    return {one for one in found if one is not None}
 
 
 # --- ShareFetch -----------------------------------------------------------------------------------
@@ -80,9 +102,11 @@ async def share_fetch(call: Call, request: ShareFetchRequest) -> ShareFetchRespo
     rows = poll.rows(is_new=is_new)
     for place, answer in answers.items():
         row = rows.setdefault(place, _Row(partition_index=place[1], records=b""))
-        row.acknowledge_error_code, row.acknowledge_error_message = answer
+        row.acknowledge_error_code, row.acknowledge_error_message = answer.code, answer.text
     return ShareFetchResponse(
-        acquisition_lock_timeout_ms=_lock_ms(call, session.group), responses=_by_topic(rows)
+        acquisition_lock_timeout_ms=_lock_ms(call, session.group),
+        responses=_by_topic(rows),
+        node_endpoints=[ShareFetchResponse.NodeEndpoint(*one) for one in poll.endpoints()],
     )
 
 
@@ -209,7 +233,7 @@ class _Poll:
 
     def _fail(self, place: Place, error: Exception) -> None:
         self._partitions.pop(place, None)
-        self._failed[place] = _Failure(code_of(error), text_of(error))
+        self._failed[place] = _failure_of(error)
 
     async def _read_round(self) -> None:
         ready = [one for one in self._partitions.items() if self._has_records(*one)]
@@ -231,7 +255,7 @@ class _Poll:
         try:
             offset = self._shares.partitions.next_offset(self._key(place))
         except GroupRefused as error:
-            self._failed[place] = _Failure(code_of(error), str(error))
+            self._failed[place] = _failure_of(error)
             return False
         if offset is None:
             return False
@@ -295,6 +319,7 @@ class _Poll:
                 partition_index=place[1],
                 error_code=failure.code,
                 error_message=failure.text,
+                current_leader=ShareFetchResponse.LeaderIdAndEpoch(*failure.leader),
                 records=b"" if read is None else read.slices,
                 acquired_records=[]
                 if read is None
@@ -303,6 +328,9 @@ class _Poll:
             if read is not None:
                 places[place] = places.pop(place, False)  # the others' turn
         return rows
+
+    def endpoints(self) -> set[Node]:
+        return _endpoints(self._failed.values())
 
 
 def _by_topic(rows: Mapping[Place, _Row]) -> list[ShareFetchResponse.ShareFetchableTopicResponse]:
@@ -352,10 +380,14 @@ async def share_acknowledge(
     topics: dict[bytes, ShareAcknowledgeResponse.ShareAcknowledgeTopicResponse] = {}
     for (topic_id, number), answer in answers.items():
         kind = ShareAcknowledgeResponse.ShareAcknowledgeTopicResponse
-        row = ShareAcknowledgeResponse.PartitionData(number, *answer)
+        leader = ShareAcknowledgeResponse.LeaderIdAndEpoch(*answer.leader)
+        row = ShareAcknowledgeResponse.PartitionData(number, answer.code, answer.text, leader)
         topics.setdefault(topic_id, kind(topic_id)).partitions.append(row)
+    leaders = _endpoints(answers.values())
     return ShareAcknowledgeResponse(
-        acquisition_lock_timeout_ms=_lock_ms(call, group), responses=list(topics.values())
+        acquisition_lock_timeout_ms=_lock_ms(call, group),
+        responses=list(topics.values()),
+        node_endpoints=[ShareAcknowledgeResponse.NodeEndpoint(*one) for one in leaders],
     )
 
 
@@ -374,7 +406,7 @@ async def _acknowledge(
             topic_of_id(call, place[0], (Scope.READ,)).partition(place[1])
             acks = _checked(call, batches, is_renewal=is_renewal)
         except TierlogError as error:
-            answers[place] = _Failure(code_of(error), str(error))
+            answers[place] = _failure_of(error)
             continue
         if acks:
             waits[place] = _begin_acknowledging(call, session, place, acks)
@@ -397,7 +429,7 @@ def _begin_acknowledging(
         shares.acknowledge(key, session.member, acks, reply)
 
     def build(error: BaseException | None) -> _Failure:
-        return _DONE if error is None else _Failure(code_of(error), str(error))
+        return _DONE if error is None else _failure_of(error)
 
     stopped = _Failure(Code.NOT_LEADER_OR_FOLLOWER, None)
     return call.context.waiting.answer_later(begin, build, stop=lambda: stopped)

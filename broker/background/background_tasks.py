@@ -243,6 +243,11 @@ class BackgroundTasks:
         self._tasks += tasks
         self._at_once += tasks
 
+    def coordinate_again(self) -> None:
+        """Load what a coordinator's partitions here say, now."""
+        for one in (self._group_keeping, self._transaction_keeping, self._share_keeping):
+            one.wake()
+
     def start(self) -> None:
         """If the store responds, it is known when this returns whether another folder has taken a
         partition over.

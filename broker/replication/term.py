@@ -134,8 +134,8 @@ class Term:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all that earlier leaders committed is known to be (R8)."""
-        return self._lead.high_watermark >= self._lead.began_at
+        """Whether all that earlier leaders committed is known to be, and read (R8)."""
+        return self.log.high_watermark >= self._lead.began_at
 
     def wait_beyond(self, offset: int, callback: Callable[[], None]) -> Callable[[], object]:
         """Call it once when the log ends above `offset`; at once if it does. Returns a function

@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.fakes.broker_cluster import node_id_of
 from tests.fakes.broker_process import BrokerProcess, free_port
 from tests.fakes.kafka_brokers import (
     PARTITIONS,
@@ -278,6 +279,35 @@ def test_a_group_goes_on_whatever_moves(brokers: Brokers) -> None:
             lambda: [move(brokers, "flights", number) for number in range(PARTITIONS)],
         ],
     )
+
+
+def test_a_member_is_told_who_leads_instead(brokers: Brokers) -> None:
+    old = leader_of(brokers, "flights", 0)
+    place = (parse_topic_id(old.broker.topic("flights").record.topic_id).bytes, 0)
+    with ExitStack() as stack:
+        member = Member([old.kafka_port], "a")
+        stack.callback(member.close)
+        until(lambda: member.beat() and place in member.places)
+        one = stack.enter_context(ShareMember(old.kafka_port, "a"))
+        one.places = [place]
+        one.fetch(max_wait_ms=20_000)
+        taken = one.acquired[place]
+        new = move(brokers, "flights", 0)
+        epoch = new.broker.partition("flights", 0).offsets().leader_epoch
+        elsewhere = (node_id_of(new.broker), epoch)
+        fetched = one.fetch({place: [(min(taken), max(taken), 1)]}, max_wait_ms=20_000)
+        kind = m.ShareAcknowledgeRequest
+        acks = [kind.AcknowledgementBatch(min(taken), max(taken), [1])]
+        topics = [kind.AcknowledgeTopic(place[0], [kind.AcknowledgePartition(0, acks)])]
+        acked = one.ask(kind("g", "a", one.session_epoch, topics=topics))
+    (row,) = fetched.responses[0].partitions
+    assert row.acknowledge_error_code == Code.NOT_LEADER_OR_FOLLOWER
+    for answer in fetched, acked:
+        (row,) = answer.responses[0].partitions
+        assert row.error_code == Code.NOT_LEADER_OR_FOLLOWER
+        assert (row.current_leader.leader_id, row.current_leader.leader_epoch) == elsewhere
+        (node,) = answer.node_endpoints
+        assert (node.node_id, node.host, node.port) == (elsewhere[0], "127.0.0.1", new.kafka_port)
 
 
 def test_a_groups_configuration_is_known_to_every_broker(brokers: Brokers) -> None:
