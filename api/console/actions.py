@@ -56,7 +56,7 @@ class NumbersQuery(msgspec.Struct, forbid_unknown_fields=True):
     words: Annotated[str, Meta(max_length=20_000)]
 
 
-class GroupQuery(msgspec.Struct, forbid_unknown_fields=True):
+class OffsetsQuery(msgspec.Struct, forbid_unknown_fields=True):
     """`partition`: empty for all. `at`: earliest, latest, an offset or a time."""
 
     group: Annotated[str, Meta(max_length=255)] = ""
@@ -154,9 +154,9 @@ async def numbers(_: Context, exchange: Exchange) -> Response:
     return json_response(found, headers=HEADERS)
 
 
-async def group_page(context: Context, exchange: Exchange) -> Response:
+async def offsets_page(context: Context, exchange: Exchange) -> Response:
     """The form that sets a group's offsets and, once it is filled in, what would change."""
-    query = exchange.query(GroupQuery)
+    query = exchange.query(OffsetsQuery)
     page: dict[str, Any] = {"query": query, "plan": None, "problem": ""}
     try:
         if query.group and query.topic and query.at:
@@ -164,14 +164,14 @@ async def group_page(context: Context, exchange: Exchange) -> Response:
     except TierlogError as error:
         page["problem"] = str(context.problem(exchange, error).document["detail"])
     return fragment(
-        "group.html",
+        "offsets.html",
         **page,
         refusal=refusal(exchange.grant, "PUT", "/v1/groups/{group}/offsets"),
         topic_id=context.broker.topic(query.topic).record.topic_id if page["plan"] else "",
     )
 
 
-async def _plan(context: Context, grant: Grant, query: GroupQuery) -> list[PlannedOffset]:
+async def _plan(context: Context, grant: Grant, query: OffsetsQuery) -> list[PlannedOffset]:
     grant.check_topic(query.topic)
     topic = context.broker.topic(query.topic)
     chosen, position = _chosen(topic, query.partition), _position(query.at)
@@ -179,7 +179,7 @@ async def _plan(context: Context, grant: Grant, query: GroupQuery) -> list[Plann
     return [await _planned(context, topic, one, position, committed) for one in chosen]
 
 
-def _committed(context: Context, query: GroupQuery) -> dict[int, OffsetState]:
+def _committed(context: Context, query: OffsetsQuery) -> dict[int, OffsetState]:
     try:
         offsets = context.broker.groups.group(query.group)
     except UnknownGroup:

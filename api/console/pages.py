@@ -13,11 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shlex
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Awaitable
 from functools import partial
-from itertools import islice
-from operator import attrgetter
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
@@ -25,17 +22,22 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import replace
 
-from tierlog.api.console import actions, broker_pages, topic_pages
+from tierlog.api.console import (
+    actions,
+    broker_pages,
+    group_pages,
+    topic_pages,
+    transaction_pages,
+)
 from tierlog.api.console.all_brokers import ALONE, ask_all, own_node, part_response
 from tierlog.api.console.record_browser import RecordsQuery, record_page, time_axis
-from tierlog.api.console.rendering import HEADERS, NOTHING_NEW, fragment, page
+from tierlog.api.console.rendering import HEADERS, NOTHING_NEW, fragment, page, server_flag
 from tierlog.api.console.samples import Sampler, series
 from tierlog.api.console.search import SearchQuery
 from tierlog.api.console.search_pages import DownloadQuery, Searches, record
 from tierlog.api.console.topic_samples import topic_series
 from tierlog.api.console.whole_series import with_others
 from tierlog.api.http.access.scopes import CONSOLE_NAMES
-from tierlog.api.http.admin.groups import group_state
 from tierlog.api.http.admin.operations import whole_storage
 from tierlog.api.http.admin.topics import FromOffset
 from tierlog.api.http.calls import Call, Handler
@@ -43,23 +45,18 @@ from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.problems import corruption_detail
 from tierlog.api.http.responses import Response, json_response
-from tierlog.api.http.schemas import GroupMember, GroupState
 from tierlog.api.http.settings import MAX_OFFSET
 from tierlog.api.http.static_pages import PackagedFiles
 from tierlog.api.serving.grants import Grant
-from tierlog.broker.broker import Broker
-from tierlog.broker.groups import OffsetState
 from tierlog.broker.partition import Partition
 from tierlog.broker.reports import StorageReport
 from tierlog.broker.topics import Topic
 from tierlog.object_store.ledger import FREE, PriceTable
 from tierlog.record_format.errors import (
-    ELSEWHERE,
     CorruptDataError,
     LeaderUnknown,
     NotLeader,
     TierlogError,
-    UnknownGroup,
 )
 
 _STATIC: Final = PackagedFiles("tierlog.api.console", "static", CONSOLE_NAMES, HEADERS)
@@ -70,29 +67,20 @@ _FILES: Final = Call(
     tag="console",
     summary="",
 )
-_DEFAULT_HOSTS: Final = ("127.0.0.1:8640", "localhost:8640")
 _TOPIC: Final = "/console/topics/{topic}"
 _PARTITION: Final = _TOPIC + "/partitions/{partition}"
-GROUPS_SHOWN: Final = 200
-ROWS_SHOWN: Final = 20  # of a group
-GROUP_KEYS: Final = {field: attrgetter(field) for field in ("name", "lag")}
 TROUBLES_SHOWN: Final = 5  # a broker that was replaced has one per partition
 PageNumber = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
-def _sort_of(keys: Iterable[str]) -> Meta:
-    """One of `keys`, with a minus for descending."""
-    return Meta(pattern=f"^-?({'|'.join(keys)})$")
-
-
 class TopicsQuery(msgspec.Struct, forbid_unknown_fields=True):
     filter: Annotated[str, Meta(max_length=249)] = ""
-    sort: Annotated[str, _sort_of(topic_pages.TOPIC_KEYS)] = "name"
+    sort: Annotated[str, topic_pages.sort_of(topic_pages.TOPIC_KEYS)] = "name"
     page: PageNumber = 1
 
 
 class TopicQuery(msgspec.Struct, forbid_unknown_fields=True):
-    sort: Annotated[str, _sort_of(topic_pages.PARTITION_KEYS)] = "partition"
+    sort: Annotated[str, topic_pages.sort_of(topic_pages.PARTITION_KEYS)] = "partition"
     page: PageNumber = 1
 
 
@@ -108,45 +96,8 @@ class ManifestQuery(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     seen: Annotated[int, Meta(ge=0, le=MAX_OFFSET)] = 0
 
 
-class GroupsQuery(msgspec.Struct, forbid_unknown_fields=True):
-    sort: Annotated[str, _sort_of(GROUP_KEYS)] = "name"
-
-
 class SamplesQuery(msgspec.Struct, forbid_unknown_fields=True):
     after_ms: Annotated[int, Meta(ge=0)] = 0
-
-
-class GroupRow(msgspec.Struct, frozen=True):
-    """A partition of a group: what is committed, if anything is, and which member reads it."""
-
-    topic: str
-    partition: int
-    committed: OffsetState | None
-    reader: GroupMember | None
-
-    @property
-    def lag(self) -> int:
-        return 0 if self.committed is None else max(0, self.committed.lag)
-
-    @property
-    def reader_name(self) -> str:
-        """Its instance, or as much of its id (client id and uuid) as tells it from others."""
-        if self.reader is None:
-            return ""
-        return self.reader.instance_id or self.reader.member_id[: len(self.reader.client_id) + 9]
-
-
-class GroupLine(msgspec.Struct, frozen=True):
-    """`rows`: of topics visible to the token, by falling lag; `more`: how many others there are.
-    `lag`: of all whose leader is known.
-    """
-
-    name: str
-    rows: list[GroupRow]
-    more: int
-    lag: int
-    state: str
-    members: int
 
 
 class FactsPart(msgspec.Struct, frozen=True):
@@ -180,14 +131,16 @@ class Console:
             "/console/summary": (self.summary, None),
             "/console/samples": (self.samples, SamplesQuery),
             "/console/topics": (topics, TopicsQuery),
-            "/console/groups": (groups, GroupsQuery),
+            "/console/groups": (group_pages.groups, group_pages.GroupsQuery),
+            "/console/group": (group_pages.group, group_pages.GroupQuery),
+            "/console/transactions": (transaction_pages.transactions, None),
             "/console/store": (store, None),
             "/console/brokers": (self.brokers, None),
             "/console/balance": (broker_pages.balance_page, None),
             "/console/drain": (broker_pages.drain_page, broker_pages.DrainQuery),
             "/console/create": (actions.create_page, None),
             "/console/numbers": (actions.numbers, actions.NumbersQuery),
-            "/console/group": (actions.group_page, actions.GroupQuery),
+            "/console/offsets": (actions.offsets_page, actions.OffsetsQuery),
             _TOPIC: (topic, TopicQuery),
             _TOPIC + "/samples": (self.topic_samples, SamplesQuery),
             _TOPIC + "/search": (self._searches.form, SearchQuery),
@@ -219,7 +172,7 @@ class Console:
             shown = await listed
         else:
             shown, facts = await asyncio.gather(listed, self._facts(context, exchange))
-        return fragment("overview.html", **facts, **shown, **_server_flag(exchange))
+        return fragment("overview.html", **facts, **shown, server_flag=server_flag(exchange))
 
     async def summary(self, context: Context, exchange: Exchange) -> Response:
         if exchange.is_forwarded:
@@ -280,7 +233,7 @@ async def topics(context: Context, exchange: Exchange) -> Response:
             await context.read(lambda: wanted(found(), wanted=query.filter.strip()))
         )
     return fragment(
-        "topics.html", **await _listed(context, exchange, query), **_server_flag(exchange)
+        "topics.html", **await _listed(context, exchange, query), server_flag=server_flag(exchange)
     )
 
 
@@ -313,69 +266,6 @@ async def _listed(
 def _visible_topics(context: Context, grant: Grant) -> list[Topic]:
     found = topic_pages.live_topics(context.broker)
     return [topic for topic in found if grant.sees_topic(topic.record.name)]
-
-
-def _server_flag(exchange: Exchange) -> dict[str, Any]:
-    """The CLI's `--server` flag for the examples on an empty broker, by the browser's address."""
-    host = exchange.header(b"host") or _DEFAULT_HOSTS[0]
-    flag = ""
-    if host not in _DEFAULT_HOSTS or exchange.scope.get("scheme") == "https":
-        flag = " --server " + shlex.quote(f"{exchange.scope.get('scheme', 'http')}://{host}")
-    return {"server_flag": flag}
-
-
-async def groups(context: Context, exchange: Exchange) -> Response:
-    sort = exchange.query(GroupsQuery).sort
-    own = await context.read(_group_lines, context.broker, exchange.grant, sort=sort)
-    if exchange.is_forwarded:
-        return part_response(own)
-    asked = await ask_all(context, exchange, list[GroupLine])
-    every = [*own, *(one for part in asked.found.values() for one in part)]
-    found = topic_pages.sorted_by(sort, every, GROUP_KEYS)[: GROUPS_SHOWN + 1]
-    return fragment(
-        "groups.html",
-        groups=found,
-        sort=sort,
-        shown_max=GROUPS_SHOWN,
-        silent=asked.silent,
-        **_server_flag(exchange),
-    )
-
-
-def _group_lines(broker: Broker, grant: Grant, *, sort: str) -> list[GroupLine]:
-    """At most GROUPS_SHOWN, plus one to indicate that there are more."""
-    lines = list(_lines(broker, grant))
-    ordered = lines if sort == "name" else topic_pages.sorted_by(sort, lines, GROUP_KEYS)
-    return list(islice(ordered, GROUPS_SHOWN + 1))
-
-
-def _lines(broker: Broker, grant: Grant) -> Iterator[GroupLine]:
-    for name in broker.groups.names():
-        with contextlib.suppress(UnknownGroup, *ELSEWHERE):  # deleted meanwhile, or of others
-            yield _group_line(group_state(broker, grant, name))
-
-
-def _group_line(found: GroupState) -> GroupLine:
-    readers = {
-        (row.topic, partition): member
-        for member in found.members
-        for row in member.assignment
-        for partition in row.partitions
-    }
-    committed = {(one.topic, one.partition): one for one in found.offsets}
-    rows = [
-        GroupRow(*place, committed.get(place), readers.get(place))
-        for place in sorted(committed.keys() | readers.keys())
-    ]
-    rows.sort(key=lambda row: -row.lag)
-    return GroupLine(
-        name=found.group,
-        rows=rows[:ROWS_SHOWN],
-        more=max(0, len(rows) - ROWS_SHOWN),
-        lag=sum(row.lag for row in rows),
-        state=found.state,
-        members=len(found.members),
-    )
 
 
 async def store(context: Context, exchange: Exchange) -> Response:

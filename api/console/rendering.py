@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import UTC, datetime
 from functools import cache
 from importlib.util import find_spec
@@ -17,6 +18,7 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from tierlog.api.console.record_browser import MAX_DATE_MS, visible
+from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.problems import HeaderList
 from tierlog.api.http.responses import NO_STORE, Response
 from tierlog.hot_tier.config_words import in_words
@@ -36,6 +38,7 @@ HEADERS: Final[HeaderList] = [
 ]
 _HTML: Final = (b"content-type", b"text/html; charset=utf-8")
 _FRAGMENT: Final = (b"tierlog-console", b"fragment")
+_DEFAULT_HOSTS: Final = ("127.0.0.1:8640", "localhost:8640")
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 NOTHING_NEW: Final = Response(204, [NO_STORE, *HEADERS])
@@ -80,6 +83,15 @@ def fragment(template: str, **values: Any) -> Response:
 
 def _response(template: str, values: dict[str, Any], headers: HeaderList) -> Response:
     return Response(200, headers, environment().get_template(template).render(values).encode())
+
+
+def server_flag(exchange: Exchange) -> str:
+    """The CLI's `--server` flag for the examples on an empty page, by the browser's address."""
+    host = exchange.header(b"host") or _DEFAULT_HOSTS[0]
+    scheme = exchange.scope.get("scheme", "http")
+    if host in _DEFAULT_HOSTS and scheme != "https":
+        return ""
+    return " --server " + shlex.quote(f"{scheme}://{host}")
 
 
 def byte_size(size: float) -> str:

@@ -22,6 +22,7 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from tierlog.api.http.admin.topics import first_page
@@ -237,6 +238,11 @@ def _is_known(sort: str) -> bool:
 def sorted_by(sort: str, items: Iterable[T], keys: Mapping[str, Callable[[T], Any]]) -> list[T]:
     """Sorted by one of `keys`, with a minus for descending. Equal items stay in the given order."""
     return sorted(items, key=keys[sort.removeprefix("-")], reverse=sort.startswith("-"))
+
+
+def sort_of(keys: Iterable[str]) -> Meta:
+    """One of `keys`, with a minus for descending."""
+    return Meta(pattern=f"^-?({'|'.join(keys)})$")
 
 
 def _page_of(items: Sequence[T], page: int, *, size: int) -> tuple[Sequence[T], int, int]:

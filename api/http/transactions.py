@@ -388,7 +388,7 @@ async def list_transactions(
         for one in context.broker.transactions.coordinator.transactions()
         if one.transactional_id > query.after
         and query.state in (UNSET, one.state.shown)
-        and _may_see(grant, one.transactional_id)
+        and may_see(grant, one.transactional_id)
     )
     now_ms = context.broker.clock()
     here = [_summary(one, now_ms) for one in found[: query.limit + 1]]
@@ -400,7 +400,7 @@ async def list_transactions(
     return JsonResponse(TransactionList(page, None if is_last else page[-1].transactional_id))
 
 
-def _may_see(grant: Grant, transactional_id: str) -> bool:
+def may_see(grant: Grant, transactional_id: str) -> bool:
     try:
         grant.check_transactional_id(transactional_id)
     except Forbidden:
@@ -430,18 +430,20 @@ async def get_transaction(context: TheContext, grant: TheGrant, transactional_id
     found = context.broker.transactions.coordinator.describe(transactional_id)
     if found is None:
         raise UnknownTransaction(f"there is no transactional id {transactional_id!r}")
-    return JsonResponse(
-        TransactionState(
-            found.transactional_id,
-            found.state.shown,
-            found.producer_id,
-            found.epoch,
-            found.timeout_ms,
-            _age_ms(found, context.broker.clock()),
-            [
-                AssignedTopic(topic, numbers)
-                for topic, numbers in found.by_topic.items()
-                if grant.sees_topic(topic)
-            ],
-        )
+    return JsonResponse(described(found, grant, context.broker.clock()))
+
+
+def described(found: Transaction, grant: Grant, now_ms: int) -> TransactionState:
+    return TransactionState(
+        found.transactional_id,
+        found.state.shown,
+        found.producer_id,
+        found.epoch,
+        found.timeout_ms,
+        _age_ms(found, now_ms),
+        [
+            AssignedTopic(topic, numbers)
+            for topic, numbers in found.by_topic.items()
+            if grant.sees_topic(topic)
+        ],
     )

@@ -131,6 +131,8 @@ NEEDS: Final[Mapping[tuple[str, str], Need]] = {
     ("GET", "/console/numbers"): Need(READ),
     ("GET", "/console/group"): Need(READ),
     ("GET", "/console/groups"): Need(READ),
+    ("GET", "/console/offsets"): Need(READ),
+    ("GET", "/console/transactions"): Need(READ),
     ("GET", "/console/store"): Need(READ, whole=True),
     ("GET", "/console/brokers"): Need(READ, whole=True),
     ("GET", "/console/balance"): Need(READ, whole=True),

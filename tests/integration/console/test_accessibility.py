@@ -41,8 +41,8 @@ PAGES: dict[str, tuple[str, str, str]] = {
     "produce": ("#/topics/axe/produce", "0", "document.querySelector('textarea')"),
     "settings": ("#/topics/axe/settings", "0", "document.querySelector('.settings')"),
     "storage": ("#/topics/axe/storage", "0", "document.querySelector('form[data-act=repair]')"),
-    "group": (
-        "#/group?group=billing&topic=axe&at=latest",
+    "offsets": (
+        "#/offsets?group=billing&topic=axe&at=latest",
         "0",
         "document.querySelector('[data-plan]')",
     ),

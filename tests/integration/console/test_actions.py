@@ -13,6 +13,7 @@ from tests.integration.console.test_accessibility import findings
 from tierlog.api.serving.grants import Scope
 from tierlog.api.serving.tokens import create_token
 
+READ = {"topic": "read", "partition": 0, "offset": 0}
 WORKING = "document.querySelector('[data-act] button:disabled')"
 
 
@@ -249,8 +250,8 @@ def test_offsets_are_set_after_what_changes_was_shown(
 ) -> None:
     group = "group-" + "".join(c for c in at + partition if c.isalnum())
     commit(console, group, hours, p0=7)
-    open_page(browser, console, f"/group?group={group}&topic={hours}")
-    form = "document.querySelector('form[data-route=\"/group\"]')"
+    open_page(browser, console, f"/offsets?group={group}&topic={hours}")
+    form = "document.querySelector('form[data-route=\"/offsets\"]')"
     for name, text in (("at", at), ("partition", partition)):
         browser.run(f"{form}.elements.{name}.value = {text!r}")
     browser.run(f"{form}.requestSubmit()")
@@ -270,7 +271,7 @@ def test_offsets_are_set_after_what_changes_was_shown(
 def test_offsets_that_the_log_does_not_have_are_refused(
     console: Console, hours: str, at: str
 ) -> None:
-    page = console.get("/console/group", params={"group": "g", "topic": hours, "at": at}).text
+    page = console.get("/console/offsets", params={"group": "g", "topic": hours, "at": at}).text
     assert 'class="refusal" role="alert"><bdi>' in page
     assert "data-plan" not in page
 
@@ -440,6 +441,12 @@ def test_empty_pages_say_what_to_do_next(browser: Chromium, tmp_path: Path) -> N
     with open_console(tmp_path, bucket=False) as console:
         open_page(browser, console, "/groups")
         assert "tierlog consume TOPIC --group NAME" in browser.text()
+        open_page(browser, console, "/transactions")
+        assert "transactional.id" in browser.text()
+        console.topic("read")
+        console.put("/v1/groups/g/offsets", json={"offsets": [READ]}).raise_for_status()
+        open_page(browser, console, "/group?group=g")
+        assert "tierlog consume TOPIC --group g" in browser.text()
         open_page(browser, console, "/overview")
         browser.run("document.querySelector('a[href=\"#/create\"]').click()")
         browser.until("document.querySelector('form[data-act=create]')")

@@ -96,7 +96,7 @@ def test_each_page_shows_what_all_brokers_have(lab: Lab) -> None:
         assert "from" in lab.page(f"/topics/flights/partitions/{number}/records"), leader
     for sort in ("name", "-lag"):
         path = f"/groups?sort={sort}"  # ends are as the leaders said a moment ago
-        until(lambda: lab.page(path).count("lag 36<") == len(GROUPS))  # noqa: B023
+        until(lambda: lab.page(path).count('data-label="Lag">36<') == len(GROUPS))  # noqa: B023
         assert all(lab.page(path).count(f"<bdi>{one}</bdi>") == 1 for one in GROUPS)
     alone = httpx2.get(f"{lab.url}/v1/storage", headers={"tierlog-forwarded": "9"}).json()
     whole = lab.api.get("/v1/storage").json()
@@ -107,7 +107,15 @@ def test_each_page_shows_what_all_brokers_have(lab: Lab) -> None:
 
 
 def test_what_another_broker_is_answered_is_no_fragment(lab: Lab) -> None:
-    for path in ("/topics", "/summary", "/groups", "/store", "/brokers", "/topics/flights"):
+    for path in (
+        "/topics",
+        "/summary",
+        "/groups",
+        "/transactions",
+        "/store",
+        "/brokers",
+        "/topics/flights",
+    ):
         answer = lab.api.get(f"/console{path}", headers={"tierlog-forwarded": "1"})
         assert answer.headers["content-type"] == "application/json"
         assert "tierlog-console" not in answer.headers
@@ -212,6 +220,8 @@ PAGES = {
     "drain": "#/drain?node=1",
     "move": "#/topics/flights/partitions/{}/leader?to={}",
     "topic": "#/topics/flights",
+    "groups": "#/groups",
+    "group": "#/group?group=crew",
 }
 
 
@@ -244,7 +254,7 @@ def test_a_broker_is_seen_to_be_down_and_back_without_a_reload(browser: Chromium
     browser.run(f"{TICK}, window.kept = true")
     browser.until("document.querySelector('#brokers').innerText.includes('is down')")
     browser.until("document.querySelector('#brokers').innerText.includes('no leader')")
-    for path in ("/overview", "/topics/flights", "/groups", "/store"):
+    for path in ("/overview", "/topics/flights", "/groups", "/transactions", "/store"):
         assert "Broker 2 does not answer" in lab.page(path), path
     topic = lab.page("/topics/flights")
     assert topic.count("broker 2, which led it, is down") == len(led)

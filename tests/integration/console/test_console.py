@@ -316,16 +316,20 @@ def test_groups_show_their_lag(browser: Chromium, console: Console, flights: str
     assert created.status_code == 204
     open_page(browser, console, "#/groups", heading="Groups")
     (committed,) = console.get("/v1/groups/a%3Cb%3Eb").json()["offsets"]
-    assert f"a<b>b Empty, lag {committed['lag']}" in browser.text()
+    lag = committed["lag"]
+    assert f"a<b>b\tclassic\tEmpty\t0\t1\t{lag}" in browser.text()
     joined = console.post("/v1/groups/a%3Cb%3Eb/members", json={"topics": [flights]})
     assert joined.status_code == 200
+    others = len(console.get(f"/v1/topics/{flights}").json()["partitions"])
     open_page(browser, console, "#/topics", heading="Topics")
     open_page(browser, console, "#/groups", heading="Groups")
-    assert f"a<b>b Stable, 1 member, lag {committed['lag']}" in browser.text()
+    assert f"a<b>b\tclassic\tStable\t1\t{others}\t{lag}" in browser.text()
+    browser.run("document.querySelector('#groups a[href*=\"a%3Cb\"]').click()")
+    browser.until("document.querySelector('#group')")
     reader = joined.json()["member_id"][: len("http-") + 8]
-    assert f"\t{reader}\t" in browser.text()
-    others = len(console.get(f"/v1/topics/{flights}").json()["partitions"])
-    assert browser.text().count(reader) == others, "also of partitions without a commit"
+    assert f"{flights} 0\t150\t{committed['log_end_offset']}\t{lag}\t{reader}" in browser.text()
+    read_by = "[...document.querySelectorAll('[data-label=\"Read by\"]')].map(one => one.innerText)"
+    assert browser.run(read_by) == [reader] * others, "also of partitions without a commit"
 
 
 def test_throughput_is_drawn_over_time(browser: Chromium, console: Console, flights: str) -> None:
@@ -551,7 +555,12 @@ def test_groups_can_be_sorted_by_their_lag(browser: Chromium, tmp_path: Path) ->
         browser.until(f"{rows} === 'behind,middle,ahead'")
         browser.emulate(width=PHONE)
         headings = "[...document.querySelectorAll('thead th')].filter(one => one.checkVisibility())"
-        assert browser.run(f"{headings}.map(one => one.textContent)") == ["Group", "Lag"]
+        assert browser.run(f"{headings}.map(one => one.textContent)") == [
+            "Group",
+            "Members",
+            "Partitions",
+            "Lag",
+        ]
 
 
 # --- from page to page ---------------------------------------------------------------------------
@@ -964,6 +973,7 @@ def test_a_token_with_a_topic_prefix_sees_no_other_topics(
 PAGES = (
     "",
     "#/groups",
+    "#/transactions",
     "#/store",
     "#/topics/flights",
     "#/topics/flights/search?text=tower&limit=5",
@@ -1075,15 +1085,15 @@ def test_a_refresh_keeps_the_focus_the_scroll_position_and_the_selection(
         browser.until(f"!document.querySelector('{part}').isOld")
 
     open_page(browser, console, "#/groups", heading="Groups")
-    browser.run("document.querySelector('#lag-reader-flights-0').focus()")
+    browser.run("document.querySelector('#group-reader').focus()")
     refresh("#groups")
-    assert browser.run("document.activeElement.id") == "lag-reader-flights-0"
+    assert browser.run("document.activeElement.id") == "group-reader"
 
     browser.run("getSelection().selectAllChildren(document.querySelector('#groups td'))")
     responses = browser.run("performance.getEntriesByType('resource').length")
     browser.run(TICK)
     browser.until(f"performance.getEntriesByType('resource').length > {responses}")
-    assert browser.run("getSelection().toString()") == flights
+    assert browser.run("getSelection().toString()") == "classic"
     browser.run("getSelection().empty()")
     refresh("#groups")
 
