@@ -170,6 +170,13 @@ class CoordinatorLog:
         if self.topic is not None:
             self.home(key).check_leadership()
 
+    def confirm_here(self, key: str) -> None:
+        """As `check_here`; and wait until nobody else can have coordinated it when this was called
+        (`Partition.confirm_leads`).
+        """
+        if self.topic is not None:
+            self.home(key).confirm_leads()
+
     def check_ready(self, key: str) -> None:
         """As `check_here`; and Starting, if there is no topic, or the partition is not loaded:
         `prepare_for` first.

@@ -251,15 +251,17 @@ class Groups:
         with self.log.held(group):
             self.coordinator.check_fetch(group, member_id, epoch)
 
-    def settle(self) -> None:
-        """Wait for the flush of all that was accepted before this call. Who reads on from a commit
-        must not begin before one that was accepted: it would commit less.
+    def settle(self, group: str) -> None:
+        """Wait for the flush of all that was accepted before this call, by this broker or another
+        that coordinated the group. Who reads on from a commit must not begin before one that was
+        accepted: it would commit less. Raises LeaderUnknown.
         """
+        self.log.confirm_here(group)
         self._offsets.settle()
 
     def committed(self, group: str) -> dict[TopicPartition, Commit]:
         """What is committed, with everything that was accepted before this call."""
-        self.settle()
+        self.settle(group)
         return {
             place: commit
             for place, (commit, _) in self._committed(group)

@@ -45,6 +45,7 @@ from tierlog.record_format.errors import (
     FencedError,
     LeaderChanged,
     LeaderUnknown,
+    OffsetMismatch,
     OffsetTrimmed,
     StoreUnavailable,
     TierlogError,
@@ -246,6 +247,13 @@ class Partition:
         """
         if self.term is not None and not self.term.is_settled:
             raise WatermarkUnknown(f"{self}: its new leader does not know its end yet")
+
+    def confirm_leads(self) -> None:
+        """Wait until it is known that nobody else led when this was called, and that all is known
+        that was committed before (H8); at once without replicas. Raises LeaderUnknown.
+        """
+        if self.term is not None:
+            self.term.confirm().result()
 
     def check_leadership(self) -> None:
         """Raises as `check_exists`; FencedError if another folder owns it, or LeaderUnknown if it
@@ -500,9 +508,38 @@ class Partition:
         `check_writable` does, and NotEnoughReplicas.
         """
         self.check_writable()
-        if self.term is not None and acks is Acks.ALL:
-            self.term.check_enough()
-        return self._commits.submit(Append(batches, expected_offset, verify=verify), acks=acks)
+        term = self.term
+        if term is not None and acks is Acks.ALL:
+            term.check_enough()
+        queued = self._commits.submit(Append(batches, expected_offset, verify=verify), acks=acks)
+        if term is None or expected_offset is None:
+            return queued
+        return self._with_confirmed_mismatch(queued, term)
+
+    def _with_confirmed_mismatch(
+        self, queued: Future[AppendResult], term: Term
+    ) -> Future[AppendResult]:
+        """As `queued`; but it is refused for the log's end only if that is the end of whoever leads
+        (H8), and committed. Otherwise LeaderUnknown.
+        """
+        answered: Future[AppendResult] = Future()
+        answered.set_running_or_notify_cancel()
+
+        def answer(queued: Future[AppendResult]) -> None:
+            refusal = queued.exception()
+            if refusal is None:
+                answered.set_result(queued.result())
+            elif isinstance(refusal, OffsetMismatch):
+                self._commits.request_flush()  # of what acks=1 has not, or nothing of it is told
+                confirmed = term.confirm(up_to=refusal.log_end_offset)
+                confirmed.add_done_callback(
+                    lambda one: answered.set_exception(one.exception() or refusal)
+                )
+            else:
+                answered.set_exception(refusal)
+
+        queued.add_done_callback(answer)
+        return answered
 
     def append_marker(self, batches: ProducedBatches, marker: EndMarker) -> Future[AppendResult]:
         """Queue the end of a producer's transaction, which `batches` holds; as `append`, with

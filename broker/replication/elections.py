@@ -79,8 +79,10 @@ class Elections:
     def next_step(self, replica: Replica) -> Callable[[], None] | None:
         """What to do about it now; None if nothing. Asks nobody."""
         term, partition = replica.term, replica.partition
-        if term is not None and partition is not None and term.look_for_lagging():
-            partition.give_up_waiting(term.not_replicated)
+        if term is not None and partition is not None:
+            term.give_up_confirming()
+            if term.look_for_lagging():
+                partition.give_up_waiting(term.not_replicated)
         if replica.role is Role.OFFLINE or (replica.log.offline and term is None):
             return None
         if replica.sent is not None:

@@ -131,7 +131,7 @@ class FetchAnswers:
             replica = self._replicas.get((one.topic_id, one.partition))
             term = None if replica is None else replica.term
             if term is not None:
-                once.cancels.append(term.wait_beyond(one.end_offset, once))
+                once.cancels.append(term.wait_for_news(one.replica_id, one.end_offset, once))
         return once.cancel
 
 

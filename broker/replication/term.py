@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Final, NamedTuple
 
 from tierlog.broker.replication import in_sync
@@ -19,10 +20,11 @@ from tierlog.broker.replication.in_sync import Fetch, InForce, Leadership, Progr
 from tierlog.broker.waiters import Waiters
 from tierlog.host.clock import monotonic_ms
 from tierlog.hot_tier.log import PartitionLog
-from tierlog.record_format.errors import NotEnoughReplicas, NotReplicated
+from tierlog.record_format.errors import LeaderUnknown, NotEnoughReplicas, NotReplicated
 
 NEVER_MS: Final = -(2**63)
 ALL: Final = 2**63 - 1  # above every offset
+CONFIRM_MAX_MS: Final = 5_000  # a follower is asked at once, and answers after a flush
 
 
 class _Heard(NamedTuple):
@@ -32,6 +34,15 @@ class _Heard(NamedTuple):
     fetched_ms: int
     log_end: int
     caught_up_ms: int
+
+
+class _Asked(NamedTuple):
+    """Whether this was the leader when it gave that answer, and what it had then is committed."""
+
+    answer: int
+    up_to: int
+    began_ms: int
+    future: Future[None]
 
 
 class Term:
@@ -56,6 +67,9 @@ class Term:
         self._seen = 0  # the highest epoch that a replica said to have seen
         self._answers = 0
         self._told: dict[str, tuple[int, int]] = {}
+        self._asked: list[_Asked] = []
+        self._wanted = 0  # the highest answer that somebody waits for
+        self._is_over = False
         self._waiters = Waiters()
         self._is_short = False
         self._lead = Leadership(
@@ -78,6 +92,9 @@ class Term:
         writer.on_flushed.remove(self.note_flushed)
         writer.on_appended.remove(self._waiters.wake)
         self._waiters.wake(ALL)
+        with self._lock:
+            self._is_over = True
+        self.give_up_confirming(asked_before_ms=ALL)
 
     # --- progress ---------------------------------------------------------------------------------
 
@@ -114,11 +131,16 @@ class Term:
         return _Heard(fetch.node, now_ms, log_end, caught_up_ms)
 
     def tells(self, replica_id: str, starts: tuple[int, int]) -> bool:
-        """Whether these starts of the log, and of the local log, are news to the replica."""
+        """Whether these starts of the log, and of the local log, are news to the replica; or its
+        next fetch is waited for.
+        """
         with self._lock:
             before = self._told.get(replica_id)
             self._told[replica_id] = starts
-        return starts != (before or starts)
+        return starts != (before or starts) or self._is_waited_for(replica_id)
+
+    def _is_waited_for(self, replica_id: str) -> bool:
+        return self._lead.progress_of(replica_id).answered < self._wanted
 
     def _commit(self) -> None:
         with self._lock:
@@ -126,6 +148,57 @@ class Term:
             self._lead = self._lead._replace(high_watermark=committed)
             self._progress.notify_all()
         self.log.commit_up_to(committed)
+        self._confirm()
+
+    # --- whether it leads -------------------------------------------------------------------------
+
+    def confirm(self, *, up_to: int = 0) -> Future[None]:
+        """Completes once it is known that nobody else led when this was called, and that what was
+        below `up_to` is committed (H8). Fails with LeaderUnknown: ask whoever leads then.
+        """
+        future: Future[None] = Future()
+        future.set_running_or_notify_cancel()
+        with self._lock:
+            self._wanted = self._answers + 1
+            up_to = max(up_to, self._lead.began_at)
+            self._asked.append(_Asked(self._wanted, up_to, self._monotonic(), future))
+            is_over = self._is_over
+        if is_over:
+            self.give_up_confirming(asked_before_ms=ALL)
+        else:
+            self._waiters.wake(ALL)  # those that fetch are answered, and fetch again
+            self._confirm()
+        return future
+
+    def _confirm(self) -> None:
+        if not self._asked:
+            return
+        with self._lock:
+            lead, asked = self._lead, self._asked
+            confirmed = [
+                one
+                for one in asked
+                if lead.high_watermark >= one.up_to
+                and in_sync.is_confirmed(lead, answer=one.answer)
+            ]
+            self._asked = [one for one in asked if one not in confirmed]
+        for one in confirmed:
+            one.future.set_result(None)
+
+    def give_up_confirming(self, *, asked_before_ms: int | None = None) -> None:
+        """Fail what has waited for too long: a member is gone, or this leader is deposed."""
+        if asked_before_ms is None:
+            asked_before_ms = self._monotonic() - CONFIRM_MAX_MS
+        with self._lock:
+            given_up = [one for one in self._asked if one.began_ms <= asked_before_ms]
+            self._asked = [one for one in self._asked if one.began_ms > asked_before_ms]
+        for one in given_up:
+            one.future.set_exception(
+                LeaderUnknown(
+                    f"{self.log}: not every replica in sync says that this broker still leads",
+                    retry_after_s=1,
+                )
+            )
 
     def wait_until(self, is_so: Callable[[], bool], *, timeout_s: float) -> bool:
         """Wait for what followers have to say first."""
@@ -137,12 +210,15 @@ class Term:
         """Whether all that earlier leaders committed is known to be, and read (R8)."""
         return self.log.high_watermark >= self._lead.began_at
 
-    def wait_beyond(self, offset: int, callback: Callable[[], None]) -> Callable[[], object]:
-        """Call it once when the log ends above `offset`; at once if it does. Returns a function
-        that cancels it.
+    def wait_for_news(
+        self, replica_id: str, offset: int, callback: Callable[[], None]
+    ) -> Callable[[], object]:
+        """Call it once when there is something to answer to this replica, whose log ends at
+        `offset`; at once if there is. Returns a function that cancels it.
         """
         cancel = self._waiters.add_waiter(offset, callback)
-        if self.log.log_end_offset > offset and cancel():
+        is_due = self.log.log_end_offset > offset or self._is_waited_for(replica_id)
+        if is_due and cancel():
             callback()
         return cancel
 

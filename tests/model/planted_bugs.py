@@ -118,7 +118,10 @@ class ConfirmedByBucket(Rules):
         return True  # the look found this leader in force: `Steps.look` would have stepped it down
 
 
-# --- elections ------------------------------------------------------------------------------------
+@bug("a linearizable read counts fetches that began before it")
+class ConfirmedBefore(Rules):
+    def is_confirmed(self, lead: Leadership, *, answer: int) -> bool:
+        return in_sync.is_confirmed(lead, answer=answer - 1)
 
 
 @bug("a replica outside the set claims")

@@ -126,6 +126,7 @@ CAUGHT_BY: dict[str, tuple[str, int]] = {
     "a fetch acknowledges what has yet to be cut": ("claims", 20),
     "a follower acknowledges before it has flushed": ("claims", 20),
     "a linearizable read is confirmed by a look at the bucket": ("reads", 881),
+    "a linearizable read counts fetches that began before it": ("reads", 881),
     "a replica outside the set claims": ("claims", 6),
     "PUT without a condition": ("claims", 30),
     "a PUT is not confirmed by a LIST": ("asleep", 1612),

@@ -122,7 +122,7 @@ async def get_group(
 
 def _settled_state(broker: Broker, grant: Grant, name: str, *, stable: bool) -> GroupState:
     groups = broker.groups
-    groups.settle()
+    groups.settle(name)
     if stable and groups.unstable(name):
         detail = f"a transaction in progress has offsets of group {name!r}"
         raise ConcurrentTransactions(detail)

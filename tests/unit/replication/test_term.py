@@ -11,9 +11,9 @@ from tests.fakes.clock import Clock
 from tests.fakes.partition_logs import append_values
 from tests.fakes.replicas import begin_to_lead
 from tierlog.broker.replication.in_sync import Fetch, InForce
-from tierlog.broker.replication.term import Term
+from tierlog.broker.replication.term import CONFIRM_MAX_MS, Term
 from tierlog.hot_tier.log import PartitionLog
-from tierlog.record_format.errors import NotEnoughReplicas
+from tierlog.record_format.errors import LeaderUnknown, NotEnoughReplicas
 
 LAG_MS = 1_000
 NODES = {"b.0": 1, "c.0": 2}
@@ -30,9 +30,9 @@ class Leader:
         append_values(self.log, *values)
         self.log.writer.flush()
 
-    def hear(self, replica: str, end: int, *, epoch: int = 1, **given: int) -> None:
+    def hear(self, replica: str, end: int, *, epoch: int = 1, **given: int) -> int:
         said = {"seen": 1, "last_epoch": 1, "log_start_offset": 0, **given}
-        self.term.note_fetch(
+        return self.term.note_fetch(
             Fetch(replica, NODES[replica], epoch, end_offset=end, flushed_end=end, **said),
             diverges=False,
         )
@@ -125,11 +125,74 @@ def test_another_leaders_version_ends_the_term(leader: Leader) -> None:
 
 def test_who_fetches_is_told_of_what_is_appended_once(leader: Leader) -> None:
     told: list[str] = []
-    cancel = leader.term.wait_beyond(0, lambda: told.append("b"))
-    leader.term.wait_beyond(0, lambda: told.append("c"))
+    cancel = leader.term.wait_for_news("b.0", 0, lambda: told.append("b"))
+    leader.term.wait_for_news("b.0", 0, lambda: told.append("c"))
     cancel()
     leader.append(b"0")
     leader.append(b"1")
     assert told == ["c"]
-    leader.term.wait_beyond(1, lambda: told.append("at once"))
+    leader.term.wait_for_news("b.0", 1, lambda: told.append("at once"))
     assert told[1:] == ["at once"]
+
+
+def test_it_is_confirmed_to_lead_once_each_member_fetches_again_after_an_answer(
+    leader: Leader,
+) -> None:
+    before = {one: leader.hear(one, 0) for one in NODES}
+    told = list[str]()
+    for one in NODES:
+        leader.term.wait_for_news(one, 0, lambda one=one: told.append(one))
+    confirmed = leader.term.confirm()
+    assert told == [*NODES], "whoever waits for records is answered"
+    for one in NODES:  # these fetches, or their answers, may have begun before
+        leader.hear(one, 0, answered=before[one])
+    assert not confirmed.done()
+    after = {one: leader.hear(one, 0, answered=before[one]) for one in NODES}
+    assert all(leader.term.tells(one, (0, 0)) for one in NODES)
+    leader.hear("b.0", 0, answered=after["b.0"])
+    assert not confirmed.done()
+    leader.hear("c.0", 0, epoch=0, answered=after["c.0"])  # it follows another leader
+    assert not confirmed.done()
+    leader.hear("c.0", 0, answered=after["c.0"])
+    assert confirmed.result(0) is None
+    assert not any(leader.term.tells(one, (0, 0)) for one in NODES), "and waits again"
+
+
+def test_a_fetch_that_comes_when_it_is_waited_for_is_answered_at_once(leader: Leader) -> None:
+    told = list[str]()
+    leader.term.confirm()
+    leader.term.wait_for_news("b.0", 0, lambda: told.append("b.0"))
+    assert told == ["b.0"]
+
+
+def test_what_is_told_of_the_log_is_committed_first(leader: Leader) -> None:
+    leader.append(b"0")
+    confirmed = leader.term.confirm(up_to=1)
+    for end in (0, 1):
+        assert not confirmed.done()
+        for one in NODES:
+            answer = leader.hear(one, end)
+            leader.hear(one, end, answered=answer)
+    assert confirmed.result(0) is None
+
+
+def test_whoever_hears_nothing_or_is_deposed_confirms_nothing(leader: Leader, clock: Clock) -> None:
+    asked = leader.term.confirm()
+    clock.now_ms += CONFIRM_MAX_MS - 1
+    leader.term.give_up_confirming()
+    assert not asked.done()
+    clock.now_ms += 1
+    later = leader.term.confirm()
+    leader.term.give_up_confirming()
+    assert isinstance(asked.exception(0), LeaderUnknown)
+    assert not later.done()
+    leader.term.end()
+    assert isinstance(later.exception(0), LeaderUnknown)
+    assert isinstance(leader.term.confirm().exception(0), LeaderUnknown)
+
+
+def test_a_leader_that_is_in_sync_alone_is_confirmed_at_once(leader: Leader, clock: Clock) -> None:
+    alone = leader.set._replace(in_sync=frozenset({"a.0"}))
+    term = Term(leader.log, alone, lag_ms=LAG_MS, min_in_sync=lambda: 1, monotonic=clock)
+    term.note_flushed(0)
+    assert term.confirm().result(0) is None
