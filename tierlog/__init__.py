@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tierlog.client.transactions import AsyncTransaction, Transaction
     from tierlog.client.wire import Limits
     from tierlog.record_format.decode import Record
-    from tierlog.spark_reader.arrow_reader import read_arrow
+    from tierlog.spark_reader.arrow_dataset import dataset, read_arrow
 
 __version__ = "0.1.0"
 
@@ -56,6 +56,7 @@ __all__ = [
     "Topic",
     "Transaction",
     "__version__",
+    "dataset",
     "errors",
     "read_arrow",
 ]
@@ -75,6 +76,7 @@ _MODULES: Final = {
     "client.wire": ("Limits",),
     "record_format.decode": ("Record",),
 }
+_ARROW: Final = ("dataset", "read_arrow")  # need the extra `arrow`
 _MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names}
 
 
@@ -83,8 +85,8 @@ if not TYPE_CHECKING:  # else a type checker would accept any name, with type An
     def __getattr__(name: str) -> Any:
         if name == "errors":
             return import_module("tierlog.errors")
-        if name == "read_arrow":  # needs the extra `arrow`
-            return _read_arrow()
+        if name in _ARROW:
+            return _of_arrow(name)
         if name in _MODULE_OF:
             return getattr(import_module(f"tierlog.{_MODULE_OF[name]}"), name)
         raise AttributeError(f"module 'tierlog' has no attribute {name!r}")
@@ -95,20 +97,20 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def _read_arrow() -> Any:
+def _of_arrow(name: str) -> Any:
     try:
-        return import_module("tierlog.spark_reader.arrow_reader").read_arrow
+        return getattr(import_module("tierlog.spark_reader.arrow_dataset"), name)
     except ModuleNotFoundError as error:
         from tierlog.extras import how_to_install
 
         if (hint := how_to_install(error)) is None:
             raise
-        missing = ModuleNotFoundError(f"tierlog.read_arrow: {hint}", name=error.name)
+        missing = ModuleNotFoundError(f"tierlog.{name}: {hint}", name=error.name)
 
-    def read_arrow(*_: Any, **__: Any) -> Any:
+    def not_installed(*_: Any, **__: Any) -> Any:
         """Needs the extra `arrow`. Raises when it is called: `help`, `from tierlog import *` and
         whatever else looks at all names of a module must work without it.
         """
         raise missing
 
-    return read_arrow
+    return not_installed

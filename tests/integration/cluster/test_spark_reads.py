@@ -18,7 +18,7 @@ from tests.fakes.waiting import until
 from tierlog.client.client import Client
 from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import InvalidOption
-from tierlog.spark_reader.arrow_reader import read_arrow
+from tierlog.spark_reader.arrow_dataset import read_arrow
 from tierlog.spark_reader.options import parse_options
 
 PARTITIONS = 12

@@ -1,0 +1,323 @@
+"""Reads topics without Spark: as an Arrow dataset, which pyarrow, pandas, DuckDB and Polars query,
+and as a stream of record batches.
+
+* Options, planning and reading are those of the Spark source; this module only reads the splits in
+  order. It does not import pyspark.
+* A dataset is of the offsets that exist when it is made, so each scan of it sees the same rows.
+  What a scan reads is planned from its columns and its filter.
+* It streams: memory is that of one Spark task, however large the topic is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from datetime import datetime
+from functools import partial
+from operator import index
+from os import PathLike
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from tierlog.record_format.arrow_columns import COLUMNS, SCHEMA
+from tierlog.record_format.errors import InvalidOption
+from tierlog.spark_reader.filter_bounds import bounds_of, columns_of, may_match
+from tierlog.spark_reader.options import (
+    NAMES,
+    ReadOptions,
+    is_kafka_option,
+    parse_options,
+    wants_headers,
+)
+from tierlog.spark_reader.planner import Planner
+from tierlog.spark_reader.split_reader import SplitReader
+from tierlog.spark_reader.splits import (
+    NO_FILTERS,
+    Filters,
+    OffsetRange,
+    Split,
+    Warn,
+    log_to_stderr,
+)
+
+Option = str | int | float | bool | datetime | PathLike[str] | Mapping[str, object]
+ColumnChoice = Sequence[str] | Mapping[str, pc.Expression] | None
+
+
+def dataset(
+    topics: str | Sequence[str],
+    *,
+    store: str | PathLike[str] | None = None,
+    server: str | None = None,
+    on_data_loss: Callable[[str], None] | None = None,
+    **options: Option | None,
+) -> TopicDataset:
+    """Topics as a `pyarrow.dataset.Dataset` over both tiers, to be scanned any number of times.
+
+    It has the offsets that exist now. A scan reads and decodes only what its columns and its filter
+    ask for: filters on `topic`, `partition`, `offset` and `timestamp` choose partitions, segments
+    and chunks; Arrow applies them, and all others, to the rows.
+
+    `store` is the bucket's URL, or a `Path` if it is a folder. `server` is the broker's URL; that
+    of a cluster's is found in the bucket. `tier="cold"` reads from the bucket alone. `options` are
+    those of the Spark source under the same names (`startingTimestamp=`, `pin=`,
+    `endingOffsets={"flights": {"0": 500}}`); times may be datetimes with a UTC offset, files may be
+    paths, and None means not given. With `failOnDataLoss=False`, `on_data_loss` is called with a
+    description of what is missing (default: print to standard error).
+
+    Raises InvalidOption, UnknownTopic and others now; DataLoss and CorruptDataError while reading.
+    """
+    parsed, schema = _parse(topics, store, server, options)
+    planner = Planner(parsed, report=lambda _: None, warn=on_data_loss or log_to_stderr)
+    return TopicDataset(parsed, schema, planner.ranges(), warn=on_data_loss or log_to_stderr)
+
+
+def read_arrow(
+    topics: str | Sequence[str],
+    *,
+    store: str | PathLike[str] | None = None,
+    server: str | None = None,
+    columns: str | Sequence[str] | None = None,
+    on_data_loss: Callable[[str], None] | None = None,
+    **options: Option | None,
+) -> pa.RecordBatchReader:
+    """Read topics once, as a stream of record batches, partition by partition in offset order.
+
+    `columns` selects columns of the dataset's schema, by default all, with `headers` if
+    `includeHeaders` is set. All else is as for `dataset`; the read is planned now, and rows are
+    read as the reader is consumed.
+    """
+    parsed, schema = _parse(topics, store, server, options)
+    wanted = tuple(schema.names if columns is None else _each(columns))
+    _check_columns(wanted)
+    warn = on_data_loss or log_to_stderr
+    splits = Planner(parsed, report=lambda _: None, warn=warn).batch()
+    batches = _batches(SplitReader(parsed, wanted, warn=warn), splits)
+    return pa.RecordBatchReader.from_batches(_schema(wanted), batches)
+
+
+class TopicDataset(ds.InMemoryDataset):  # type: ignore[misc]
+    """A dataset that this module's `dataset` has planned. It may be pickled; scans are independent,
+    also in threads.
+
+    To Arrow's own C++ it is an empty dataset, so all that does not end in `scanner` is refused.
+    """
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        schema: pa.Schema,
+        ranges: Sequence[OffsetRange],
+        *,
+        where: pc.Expression | None = None,
+        warn: Warn = log_to_stderr,
+    ) -> None:
+        super().__init__([], schema)
+        self._options, self._ranges, self._where, self._warn = options, ranges, where, warn
+
+    def __reduce__(self) -> tuple[object, ...]:
+        make = partial(TopicDataset, where=self._where, warn=self._warn)
+        return make, (self._options, self.schema, self._ranges)
+
+    def scanner(
+        self,
+        columns: ColumnChoice = None,
+        filter: pc.Expression | None = None,  # noqa: A002  Arrow's name
+        **_: object,
+    ) -> TopicScanner:
+        """Plan a scan, whose rows are read as it is consumed, once. Arrow's other options, of batch
+        sizes and threads, change nothing: the source reads one chunk ahead.
+        """
+        where = self._with(filter)
+        splits, bounds = self._plan(where)
+        wanted = self._columns_to_read(columns, where)
+        reader = SplitReader(self._options, wanted, row_filter=bounds.row_filter, warn=self._warn)
+        chosen = self.schema.names if columns is None else columns
+        return TopicScanner(_schema(wanted), _batches(reader, splits), columns=chosen, where=where)
+
+    def count_rows(self, filter: pc.Expression | None = None, **options: Any) -> int:  # noqa: A002
+        """Count rows; without a filter on keys, values or headers, from batch headers alone."""
+        return self.scanner(columns=["offset"], filter=filter, **options).count_rows()
+
+    def filter(self, expression: pc.Expression) -> TopicDataset:
+        """The same dataset, of which a scan sees the rows alone of which `expression` is true."""
+        return TopicDataset(
+            self._options, self.schema, self._ranges, where=self._with(expression), warn=self._warn
+        )
+
+    def planned_bytes(self, filter: pc.Expression | None = None) -> int:  # noqa: A002
+        """How many bytes of records a scan would fetch."""
+        splits, _ = self._plan(self._with(filter))
+        return sum(split.size_bytes for split in splits)
+
+    def _with(self, expression: pc.Expression | None) -> pc.Expression | None:
+        if expression is None or self._where is None:
+            return self._where if expression is None else expression
+        return self._where & expression
+
+    def _plan(self, where: pc.Expression | None) -> tuple[list[Split], Filters]:
+        ranges, bounds = self._ranges, NO_FILTERS
+        if where is not None:
+            ranges = [one for one in ranges if may_match(where, one)]
+            bounds = Filters(bounds_of(where))
+        planner = Planner(self._options, report=lambda _: None, warn=self._warn)
+        return planner.splits(ranges, bounds), bounds
+
+    def _columns_to_read(
+        self, columns: ColumnChoice, where: pc.Expression | None
+    ) -> tuple[str, ...]:
+        """Those that are asked for and those that the filter needs; of nothing, the cheapest."""
+        used = set() if where is None else set(columns_of(where))
+        if isinstance(columns, Mapping):
+            used.update(*map(columns_of, columns.values()))
+        else:
+            used.update(self.schema.names if columns is None else columns)
+        _check_columns(used)
+        return tuple(name for name in COLUMNS if name in used) or ("offset",)
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise NotImplementedError(
+            "a topic's dataset has no fragments that are files, and Arrow cannot join or sort it "
+            "where it is: use scanner(), to_batches() or to_table(), and go on with their result"
+        )
+
+    get_fragments = join = join_asof = sort_by = replace_schema = _refuse
+
+
+class TopicScanner:
+    """One scan, with the methods of a `pyarrow.dataset.Scanner`, of which only one may be called.
+
+    Arrow's own reads ahead in its threads, which at the end of the process may still be in ours.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        batches: Iterator[pa.RecordBatch],
+        *,
+        columns: Sequence[str] | Mapping[str, pc.Expression],
+        where: pc.Expression | None,
+    ) -> None:
+        self.dataset_schema, self._columns, self._where = schema, columns, where
+        self.projected_schema = self._select(schema.empty_table()).schema
+        self._batches = batches
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        return pa.RecordBatchReader.from_batches(self.projected_schema, self.to_batches())
+
+    def to_batches(self) -> Generator[pa.RecordBatch, None, None]:
+        for batch in self._batches:
+            yield from self._select(batch).to_batches()
+
+    def to_table(self) -> pa.Table:
+        return self.to_reader().read_all()
+
+    def head(self, num_rows: int) -> pa.Table:
+        found: list[pa.RecordBatch] = []
+        with closing(self.to_batches()) as batches:
+            while num_rows > 0 and (batch := next(batches, None)) is not None:
+                found.append(batch.slice(0, num_rows))
+                num_rows -= batch.num_rows
+        return pa.Table.from_batches(found, self.projected_schema)
+
+    def take(self, indices: object) -> pa.Table:
+        return self.to_table().take(indices)
+
+    def count_rows(self) -> int:
+        return sum(batch.num_rows for batch in self.to_batches())
+
+    def _select(self, rows: pa.RecordBatch | pa.Table) -> pa.Table:
+        source = ds.InMemoryDataset(rows)
+        return source.scanner(
+            columns=self._columns, filter=self._where, use_threads=False
+        ).to_table()
+
+
+def _batches(reader: SplitReader, splits: Iterable[Split]) -> Iterator[pa.RecordBatch]:
+    return (batch for split in splits for batch in reader.read_split(split))
+
+
+def _schema(columns: Iterable[str]) -> pa.Schema:
+    return pa.schema([SCHEMA.field(name) for name in columns])
+
+
+def _parse(
+    topics: str | Sequence[str],
+    store: str | PathLike[str] | None,
+    server: str | None,
+    options: Mapping[str, Option | None],
+) -> tuple[ReadOptions, pa.Schema]:
+    """The parsed options, and the schema that they ask for. Raises InvalidOption."""
+    given = _texts(topics, store, server, options)
+    parsed = parse_options(given, streaming=False)
+    for name in options:
+        if name.lower() not in NAMES and not is_kafka_option(name):  # Spark may have others
+            raise InvalidOption(f"there is no option {name!r}")
+    return parsed, _schema(COLUMNS if wants_headers(given) else COLUMNS[:-1])
+
+
+def _check_columns(wanted: Sequence[str] | set[str]) -> None:
+    unknown = [name for name in wanted if name not in COLUMNS]
+    if unknown:
+        raise InvalidOption(
+            f"unknown columns {', '.join(unknown)}; the columns are {', '.join(COLUMNS)}"
+        )
+    if len(set(wanted)) < len(wanted):
+        raise InvalidOption(f"a column is requested twice: {', '.join(wanted)}")
+
+
+def _texts(
+    topics: str | Sequence[str],
+    store: str | PathLike[str] | None,
+    server: str | None,
+    options: Mapping[str, Option | None],
+) -> dict[str, str]:
+    """The given options as texts, the form in which Spark passes them."""
+    given = {name: _text(name, value) for name, value in options.items() if value is not None}
+    given["subscribe"] = ",".join(_each(topics))
+    if store is not None:
+        given["store"] = store if isinstance(store, str) else Path(store).absolute().as_uri()
+    if server is not None:
+        given["server"] = server
+    return given
+
+
+def _each(names: str | Sequence[str]) -> Sequence[str]:
+    """A single name counts as a sequence of one."""
+    return [names] if isinstance(names, str) else names
+
+
+def _text(name: str, value: Option) -> str:
+    if isinstance(value, (str, PathLike)):
+        return os.fspath(value)
+    if isinstance(value, datetime):
+        return _time(name, value)
+    try:
+        return json.dumps(value, default=partial(_member, name))
+    except (RecursionError, ValueError) as error:
+        raise InvalidOption(f"option {name}: cannot be written as JSON: {error}") from error
+
+
+def _member(name: str, value: object) -> int | str:
+    """What JSON does not have: times, and other integer types, such as numpy's."""
+    if isinstance(value, datetime):
+        return _time(name, value)
+    try:
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        kind = type(value).__name__
+        raise InvalidOption(
+            f"option {name}: {value!r} is a {kind}, which no option takes"
+        ) from None
+
+
+def _time(name: str, value: datetime) -> str:
+    if value.utcoffset() is None:
+        raise InvalidOption(f"option {name}: {value} needs a UTC offset, as in tzinfo=UTC")
+    return value.isoformat()

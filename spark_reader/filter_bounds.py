@@ -1,0 +1,104 @@
+"""What of a read an Arrow filter can be true of, found by asking Arrow: it simplifies a filter
+under a guarantee, such as `offset < 7`, and tells if nothing is left of it.
+
+* It only narrows a read; Arrow applies the filter itself to every row. Of alternatives, such as
+  `offset = 1 or offset = 9`, the bounds are the outermost.
+* No expression is taken apart here, so whatever Arrow can write, and simplify, narrows the read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from pyarrow.fs import LocalFileSystem
+
+from tierlog.record_format.arrow_columns import COLUMNS, SCHEMA
+from tierlog.record_format.errors import InvalidOption
+from tierlog.record_format.record_walk import I64_MAX, I64_MIN, RowFilter
+from tierlog.spark_reader.splits import OffsetRange
+
+_FORMAT: Final = ds.IpcFileFormat()
+_FILES: Final = LocalFileSystem()
+
+
+def may_match(expression: pc.Expression, one: OffsetRange) -> bool:
+    """Whether the filter can be true of a row of this range."""
+    offset = pc.field("offset")
+    return not _excludes(
+        expression,
+        (pc.field("topic") == one.facts.topic)
+        & (pc.field("partition") == pa.scalar(one.facts.partition, pa.int32()))
+        & (offset >= one.start_offset)
+        & (offset < one.end_offset),
+    )
+
+
+def bounds_of(expression: pc.Expression) -> RowFilter:
+    """The offsets and times outside of which the filter is true of no row."""
+    used = columns_of(expression)
+    bounds = RowFilter()
+    if "offset" in used:
+        first, last = _span(expression, "offset", 0, I64_MAX)
+        end = last if last == I64_MAX else last + 1
+        bounds = bounds._replace(start_offset=first, end_offset=end)
+    if "timestamp" in used:  # in microseconds, and of whole milliseconds
+        first, last = _span(expression, "timestamp", I64_MIN, I64_MAX)
+        bounds = bounds._replace(
+            start_timestamp=first if first == I64_MIN else -(-first // 1000),
+            last_timestamp=last if last == I64_MAX else last // 1000,
+        )
+    return bounds
+
+
+def columns_of(expression: pc.Expression) -> list[str]:
+    """The columns that an expression refers to: those without which Arrow cannot bind it. Raises
+    InvalidOption if it names columns by position.
+    """
+    if "FieldPath(" in str(expression):
+        raise InvalidOption(f"filter {expression}: name columns, rather than their positions")
+    return [name for name in COLUMNS if not _binds(expression, without=name)]
+
+
+def _binds(expression: pc.Expression, *, without: str) -> bool:
+    schema = SCHEMA.remove(SCHEMA.get_field_index(without))
+    try:
+        ds.Scanner.from_batches(iter(()), schema=schema, columns={"found": expression})
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _span(expression: pc.Expression, column: str, lowest: int, highest: int) -> tuple[int, int]:
+    """The first and last value of [lowest, highest] that the filter does not exclude; the first
+    above the last if it excludes all.
+    """
+    field, kind = pc.field(column), SCHEMA.field(column).type
+    first = _last_true(
+        lambda value: _excludes(expression, field < pa.scalar(value, kind)), lowest, highest
+    )
+    last = -_last_true(
+        lambda value: _excludes(expression, field > pa.scalar(-value, kind)), -highest, -lowest
+    )
+    return first, last
+
+
+def _last_true(is_true: Callable[[int], bool], low: int, high: int) -> int:
+    """The last of [low, high] of which it is true, as it is of `low`, and not above."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        if is_true(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _excludes(expression: pc.Expression, guarantee: pc.Expression) -> bool:
+    """Whether the filter is true of no row of which the guarantee is."""
+    fragment = _FORMAT.make_fragment("rows", _FILES, partition_expression=guarantee)
+    rows = ds.FileSystemDataset([fragment], SCHEMA, _FORMAT, _FILES)
+    return not any(True for _ in rows.get_fragments(expression))
