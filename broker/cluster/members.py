@@ -191,6 +191,11 @@ class Members:
         again_ms = self._looked_ms + self._settings.session_timeout_ms // 2
         self._look_again_ms = min(self._look_again_ms, again_ms)
 
+    def has_beaten_since(self, node_id: int, since_ms: int) -> bool:
+        """Whether a beat of another broker was seen that was written after this."""
+        sighting = self._sightings.get(node_id)
+        return sighting is not None and sighting.beat_after_ms > since_ms
+
     def refresh(self) -> None:
         """Read the registrations, and the beats of all that should have one.
 

@@ -10,14 +10,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tierlog.manifest.registrations import Alive
+
+NEVER_MS: Final = -(2**63)
 
 
 class Sighting(NamedTuple):
     """`since_ms`: when the answer that had this beat first was there. `unchanged_ms`: for how long
-    it has been the same.
+    it has been the same. `looked_ms`: when the last look began. `beat_after_ms`: the beat was
+    written after this.
     """
 
     beat: Alive | None
@@ -25,6 +28,8 @@ class Sighting(NamedTuple):
     is_alive: bool = True
     is_first: bool = True
     unchanged_ms: int = 0
+    looked_ms: int = NEVER_MS
+    beat_after_ms: int = NEVER_MS
 
     @property
     def is_doubtful(self) -> bool:
@@ -44,7 +49,13 @@ def observe(
     seen: Sighting | None, beat: Alive | None, look: Look, *, session_timeout_ms: int
 ) -> Sighting:
     if seen is None or beat != seen.beat:
-        return Sighting(beat, look.ended_ms, is_first=seen is None)
+        return Sighting(
+            beat,
+            look.ended_ms,
+            is_first=seen is None,
+            looked_ms=look.began_ms,
+            beat_after_ms=NEVER_MS if seen is None else seen.looked_ms,
+        )
     unchanged_ms = max(0, look.began_ms - max(seen.since_ms, look.steady_since_ms))
     is_alive = seen.is_alive and unchanged_ms < session_timeout_ms
-    return seen._replace(is_alive=is_alive, unchanged_ms=unchanged_ms)
+    return seen._replace(is_alive=is_alive, unchanged_ms=unchanged_ms, looked_ms=look.began_ms)

@@ -31,6 +31,7 @@ from tierlog.broker.replication.replica import (
     as_version,
     folder_of,
 )
+from tierlog.broker.replication.term import Term
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.clock import monotonic_ms
 from tierlog.manifest.replica_sets import NewestSet
@@ -47,6 +48,8 @@ log = structlog.get_logger(__name__)
 
 TURN_MS: Final = 500  # for each replica that is preferred to this one
 LOOK_PACE_MS: Final = 1_000
+SILENT_PACE_MS: Final = 60_000  # at most, while a leader is not heard that beats
+YIELDS_MS: Final = 3_000  # others have looked, and had their turn, beside a session time-out
 
 
 class Elections:
@@ -91,8 +94,7 @@ class Elections:
             return self._next_of_leader(replica)
         if replica.role is Role.FOLLOWER and self._is_leader_gone(replica):
             return partial(self.claim, replica, is_leader_dead=True)
-        is_followed = replica.role is Role.FOLLOWER and not replica.refused
-        if not is_followed and self._monotonic() >= replica.look_again_ms:
+        if not self._is_heard(replica) and self._monotonic() >= replica.look_again_ms:
             return partial(self.look, replica)
         return None
 
@@ -107,7 +109,34 @@ class Elections:
             return partial(self._claim_above_manifest, replica)
         if (after := term.next_change()) is not None:
             return partial(self._change, replica, after)
+        if self._is_cut_off(replica, term):
+            return partial(self._resign_as_cut_off, replica)
         return self._next_of_reassignment(replica)
+
+    def _is_cut_off(self, replica: Replica, term: Term) -> bool:
+        """Whether no member fetches any more although one of them beats: it may well be reached by
+        the others. If nobody takes over, it waits twice as long the next time.
+        """
+        patience_ms = max(replica.patience_ms, self._settings.session_timeout_ms)
+        unheard = term.unheard(for_ms=patience_ms)
+        if not unheard:
+            if term.has_heard:
+                replica.patience_ms = 0
+            return False
+        self._members.doubt()
+        beaten = self._members.has_beaten_since
+        members = {one: self._members.member_of(folder_of(one)) for one in unheard}
+        return any(
+            one.state == "running" and beaten(one.node_id, unheard[name])
+            for name, one in members.items()
+            if one is not None
+        )
+
+    def _resign_as_cut_off(self, replica: Replica) -> None:
+        log.warning("no member in sync fetches: another is to lead", partition=str(replica))
+        patience_ms = max(replica.patience_ms, self._settings.session_timeout_ms)
+        replica.patience_ms = 2 * patience_ms
+        self.resign(replica, is_failing=False)
 
     def _next_of_reassignment(self, replica: Replica) -> Callable[[], None] | None:
         term, now = replica.term, replica.newest
@@ -124,6 +153,11 @@ class Elections:
         if step is None or term.lead.pending is not None:
             return None
         return partial(self._change_replicas, replica, frozenset(step.replicas))
+
+    def _is_heard(self, replica: Replica) -> bool:
+        """Whether it follows a leader that answers: one that does not may have resigned."""
+        is_silent = replica.silent_ms() >= self._settings.session_timeout_ms
+        return replica.role is Role.FOLLOWER and not replica.refused and not is_silent
 
     def _is_leader_gone(self, replica: Replica) -> bool:
         following = replica.following
@@ -150,6 +184,9 @@ class Elections:
         """
         replica.look_again_ms = self._monotonic() + LOOK_PACE_MS
         newest = replica.sets.load_newest()
+        if replica.role is Role.FOLLOWER and not replica.refused and _names_leader(newest):
+            pace_ms = min(replica.silent_ms() // 2, SILENT_PACE_MS)
+            replica.look_again_ms += max(0, pace_ms - LOOK_PACE_MS)
         if newest.found is not None:
             self._settle(replica, newest, is_named=is_named)
 
@@ -314,7 +351,8 @@ class Elections:
         term = replica.term
         if replica.role is not Role.LEADER or term is None or replica.sent is not None:
             return
-        replica.yields_until_ms = self._monotonic() + self._settings.session_timeout_ms
+        yields_ms = self._settings.session_timeout_ms + YIELDS_MS
+        replica.yields_until_ms = self._monotonic() + yields_ms
         after = election.resign(
             term.lead,
             lagging=term.lagging(),
@@ -372,6 +410,10 @@ def in_force_of(newest: NewestSet) -> InForce:
         replicas=frozenset(found.replicas),
         in_sync=frozenset(found.in_sync),
     )
+
+
+def _names_leader(newest: NewestSet) -> bool:
+    return newest.found is not None and newest.found.leader is not None
 
 
 def _who_leads(newest: NewestSet) -> tuple[int, str | None] | None:

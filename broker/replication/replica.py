@@ -102,6 +102,7 @@ class Replica:
         self.look_again_ms = NEVER_MS  # at the bucket
         self.leaderless: Leaderless | None = None
         self.yields_until_ms = NEVER_MS  # it gave up leading: another is to
+        self.patience_ms = 0  # with members that do not fetch, before it gives up
 
     def __str__(self) -> str:
         return str(self.log)

@@ -229,13 +229,33 @@ class Term:
         now_ms = self._monotonic()
         return frozenset(
             one
-            for one in in_sync.counted(self._lead) - {self._lead.me, in_sync.STORE}
+            for one in self._others()
             if now_ms - max(self._caught_up_ms(one), self._began_ms) > self._lag_ms
         )
 
     def _caught_up_ms(self, replica_id: str) -> int:
         heard = self._heard.get(replica_id)
         return NEVER_MS if heard is None else heard.caught_up_ms
+
+    def unheard(self, *, for_ms: int) -> dict[str, int]:
+        """When each other member last fetched, or this term began, if none has for so long; else
+        nothing.
+        """
+        now_ms, others = self._monotonic(), self._others()
+        last = {one: self._heard_ms(one) for one in others}
+        return last if all(now_ms - ms >= for_ms for ms in last.values()) else {}
+
+    @property
+    def has_heard(self) -> bool:
+        """Whether another member has fetched in this term."""
+        return not self._others().isdisjoint(self._heard)
+
+    def _heard_ms(self, replica_id: str) -> int:
+        heard = self._heard.get(replica_id)
+        return self._began_ms if heard is None else heard.fetched_ms
+
+    def _others(self) -> frozenset[str]:
+        return in_sync.counted(self._lead) - {self._lead.me, in_sync.STORE}
 
     def is_replica(self, node_id: int) -> bool:
         """Whether the broker has a replica, or may have one."""

@@ -2,20 +2,23 @@
 
 * Every value is one number, appended once: a producer that gets no answer takes the next number,
   so that whatever is read twice, or at two offsets, was doubled by the brokers.
-* A reader asks any broker, from offset 0 on, and keeps what it read by offset.
+* A reader asks any broker, from offset 0 on, and keeps what it read by offset. A deposed leader may
+  say that the log does not reach so far.
+* Each broker has a line to each other, and its own way to the bucket: each of them can be cut.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
+from tests.fakes.broker_links import BrokerLinks, broker_links
 from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.waiting import until
 
@@ -25,32 +28,39 @@ ANSWER_S = 10.0
 
 
 class Producer(threading.Thread):
-    """`acked`: offsets by value."""
+    """`acked`: offsets by value. `longest_pause_s`: between two that are acknowledged; a test may
+    set it. `first`: its values begin there.
+    """
 
-    def __init__(self, run: ReplicatedRun) -> None:
+    def __init__(
+        self, brokers: Sequence[BrokerProcess], *, first: int = 0, answer_s: float = ANSWER_S
+    ) -> None:
         super().__init__(daemon=True)
-        self._run, self._stopping = run, threading.Event()
+        self._brokers, self._stopping = brokers, threading.Event()
+        self._answer_s, self._acked_s = answer_s, time.monotonic()
         self.acked: dict[int, int] = {}
-        self.sent, self.refusal = 0, ""
+        self.sent, self.refusal, self.longest_pause_s = first, "", 0.0
 
     def run(self) -> None:
-        with httpx2.Client(timeout=ANSWER_S) as api:
+        with httpx2.Client(timeout=self._answer_s) as api:
             while not self._stopping.is_set():
                 self._produce(api)
 
     def _produce(self, api: httpx2.Client) -> None:
         value, self.sent = self.sent, self.sent + 1
-        broker = self._run.brokers[value % len(self._run.brokers)]
+        broker = self._brokers[value % len(self._brokers)]
         path = f"{broker.url}/v1/topics/{TOPIC}/partitions/0/records"
         try:
             answer = api.post(path, json={"records": [{"value": str(value)}]})
         except httpx2.TransportError:
             self._stopping.wait(0.01)
             return
-        if answer.status_code == 200:
-            self.acked[value] = answer.json()["results"][0]["base_offset"]
-        else:
+        if answer.status_code != 200:
             self.refusal = answer.text
+            return
+        self.acked[value] = answer.json()["results"][0]["base_offset"]
+        before_s, self._acked_s = self._acked_s, time.monotonic()
+        self.longest_pause_s = max(self.longest_pause_s, self._acked_s - before_s)
 
     def wait_for_more(self, *, patience_s: float = 30) -> None:
         """Until something is acknowledged that is sent from now on."""
@@ -95,7 +105,7 @@ class Reader(threading.Thread):
             for record in body["records"]:
                 self._note(record["offset"], int(record["value"]))
             self._offset = body["next_offset"]
-        elif answer.status_code < 500:
+        elif answer.status_code < 500 and answer.json()["code"] != "offset-past-end":
             self.problems.append(f"at {self._offset}: {answer.text}")
 
     def _note(self, offset: int, value: int) -> None:
@@ -109,9 +119,30 @@ class Reader(threading.Thread):
 
 
 class ReplicatedRun:
-    def __init__(self, brokers: list[BrokerProcess]) -> None:
-        self.brokers = brokers
-        self.producer, self.reader = Producer(self), Reader(self)
+    def __init__(
+        self, brokers: list[BrokerProcess], links: BrokerLinks, *, answer_s: float
+    ) -> None:
+        self.brokers, self.links, self._answer_s = brokers, links, answer_s
+        self.producer, self.reader = Producer(brokers, answer_s=answer_s), Reader(self)
+        self._others: list[Producer] = []
+
+    def produce_at(self, broker: BrokerProcess) -> Producer:
+        """Another producer, of this broker alone; `check` knows of it."""
+        first = 10**9 * (1 + len(self._others))
+        other = Producer([broker], first=first, answer_s=self._answer_s)
+        self._others.append(other)
+        other.start()
+        return other
+
+    def cut_bucket(self, *brokers: BrokerProcess) -> None:
+        """For these; it is as a disk that is not mounted."""
+        for broker in brokers:
+            (broker.root / "bucket").unlink()
+
+    def mend(self) -> None:
+        self.links.mend()
+        for broker in self.brokers:
+            mend_bucket(broker)
 
     def partition(self, *, unless: BrokerProcess | None = None) -> dict[str, Any] | None:
         """What a broker that runs says of the partition; None while it does not know."""
@@ -132,12 +163,17 @@ class ReplicatedRun:
 
         def is_known() -> bool:
             now = self.partition()
-            url = (now.get("leader") or {}).get("url") if now else None
-            found[:] = [one for one in self.brokers if one.url == url]
+            leader = now.get("leader") if now else None
+            found[:] = [self.brokers[leader["node_id"]]] if leader else []
             return bool(found)
 
         until(is_known, patience_s=30)
         return found[0]
+
+    def epoch(self) -> int:
+        now = self.partition()
+        assert now is not None
+        return int(now["leader_epoch"])
 
     def wait_for_another_leader(self, old: BrokerProcess, *, epoch: int) -> float:
         """How many seconds it took."""
@@ -146,7 +182,8 @@ class ReplicatedRun:
         def is_there() -> bool:
             now = self.partition(unless=old)
             leader = now.get("leader") if now else None
-            return bool(now and leader and leader["url"] != old.url and now["leader_epoch"] > epoch)
+            is_another = leader and self.brokers[leader["node_id"]] is not old
+            return bool(now and is_another and now["leader_epoch"] > epoch)
 
         until(is_there, patience_s=30)
         return time.monotonic() - began_s
@@ -160,48 +197,66 @@ class ReplicatedRun:
 
     def check(self) -> None:
         """Everything acknowledged is read once, where it was said to be."""
-        self.producer.stop()
-        last = max(self.producer.acked.values())
-        until(lambda: max(self.reader.read, default=-1) >= last, patience_s=60)
-        self.reader.stop()
+        acked = dict[int, int]()
+        for producer in (self.producer, *self._others):
+            acked |= producer.acked.copy()
+        last = max(acked.values())
+        until(lambda: max(self.reader.read.copy(), default=-1) >= last, patience_s=60)
+        read = self.reader.read.copy()
         assert not self.reader.problems, self.reader.problems[:5]
-        values = list(self.reader.read.values())
+        values = list(read.values())
         assert len(set(values)) == len(values), "a value is there twice"
-        lost = {
-            value: offset
-            for value, offset in self.producer.acked.items()
-            if self.reader.read.get(offset) != value
-        }
-        assert not lost, f"{len(lost)} of {len(self.producer.acked)} are lost: {lost}"[:500]
+        lost = {value: offset for value, offset in acked.items() if read.get(offset) != value}
+        assert not lost, f"{len(lost)} of {len(acked)} are lost: {lost}"[:500]
+
+    def stop(self) -> None:
+        for one in (self.producer, self.reader, *self._others):
+            one.stop()
+
+
+def mend_bucket(broker: BrokerProcess) -> None:
+    link = broker.root / "bucket"
+    if not link.is_symlink():
+        link.symlink_to(broker.root.parent / "bucket")
 
 
 @contextmanager
-def replicated_run(root: Path, *flags: str, store: str | None = None) -> Iterator[ReplicatedRun]:
-    """All run, each has a replica in sync, and the producer and the reader are at work."""
+def replicated_run(
+    root: Path,
+    *flags: str,
+    answer_s: float = ANSWER_S,
+    each: Sequence[Sequence[str]] = ((), (), ()),
+) -> Iterator[ReplicatedRun]:
+    """All run, each has a replica in sync, and the producer and the reader are at work. `each`: a
+    broker's own flags.
+    """
+    (root / "bucket").mkdir()
     brokers = []
     for node_id, name in enumerate("abc"):
         (root / name).mkdir()
-        given = (*FLAGS, "--node-id", str(node_id), *flags)
-        bucket = store or (root / "bucket").as_uri()
-        brokers.append(BrokerProcess(root / name, *given, store=bucket))
-    run = ReplicatedRun(brokers)
-    try:
-        for broker in brokers:
-            broker.start()
-        topic = {"name": TOPIC, "partitions": 1, "replication_factor": 3}
+        given = (*FLAGS, "--node-id", str(node_id), *flags, *each[node_id])
+        brokers.append(BrokerProcess(root / name, *given))
+        mend_bucket(brokers[-1])
+    with broker_links(brokers) as links:
+        for broker, url in zip(brokers, links.urls, strict=True):
+            broker.flags = (*broker.flags, "--advertised-url", url)
+        run = ReplicatedRun(brokers, links, answer_s=answer_s)
+        try:
+            for broker in brokers:
+                broker.start()
+            topic = {"name": TOPIC, "partitions": 1, "replication_factor": 3}
 
-        def is_created() -> bool:
-            made = httpx2.post(f"{brokers[0].url}/v1/topics", json=topic, timeout=ANSWER_S)
-            return made.status_code in (201, 409)
+            def is_created() -> bool:
+                made = httpx2.post(f"{brokers[0].url}/v1/topics", json=topic, timeout=ANSWER_S)
+                return made.status_code in (201, 409)
 
-        until(is_created, patience_s=30)
-        run.wait_for_all_in_sync()
-        run.producer.start()
-        run.reader.start()
-        run.producer.wait_for_more()
-        yield run
-    finally:
-        run.producer.stop()
-        run.reader.stop()
-        for broker in brokers:
-            broker.kill()
+            until(is_created, patience_s=30)
+            run.wait_for_all_in_sync()
+            run.producer.start()
+            run.reader.start()
+            run.producer.wait_for_more()
+            yield run
+        finally:
+            run.stop()
+            for broker in brokers:
+                broker.kill()

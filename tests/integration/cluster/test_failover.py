@@ -12,16 +12,10 @@ import pytest
 from tests.fakes.replicated_run import ReplicatedRun, replicated_run
 
 
-def epoch_of(run: ReplicatedRun) -> int:
-    now = run.partition()
-    assert now is not None
-    return int(now["leader_epoch"])
-
-
 def kill_leaders(run: ReplicatedRun, times: int, *, wipes: bool = False) -> None:
     for _ in range(times):
         run.wait_for_all_in_sync()
-        old, epoch = run.leader(), epoch_of(run)
+        old, epoch = run.leader(), run.epoch()
         old.kill()
         if wipes:
             shutil.rmtree(old.root / "data")
@@ -46,7 +40,7 @@ def test_a_leader_that_loses_its_disk_is_another_replica_when_it_is_back(tmp_pat
 
 def test_a_leader_that_was_paused_acknowledges_nothing_afterwards(tmp_path: Path) -> None:
     with replicated_run(tmp_path) as run:
-        old, epoch = run.leader(), epoch_of(run)
+        old, epoch = run.leader(), run.epoch()
         assert old.process is not None
         os.kill(old.process.pid, signal.SIGSTOP)
         run.wait_for_another_leader(old, epoch=epoch)

@@ -48,6 +48,13 @@ def test_looks_before_the_observer_beat_steadily_itself_prove_nothing() -> None:
     assert not seen(*looks, steady_since_ms=54_000).is_alive
 
 
+def test_a_beat_was_written_after_the_last_look_that_saw_another() -> None:
+    assert seen((5, beat(1))).beat_after_ms < 0
+    assert seen((5, beat(1)), (900, beat(2))).beat_after_ms == 5
+    found = seen((5, beat(1)), (900, beat(1)), (2_000, beat(2)), (3_000, beat(2)))
+    assert found.beat_after_ms == 900
+
+
 def test_who_was_dead_stays_so_while_nothing_can_be_proved() -> None:
     found = seen((0, beat(1)), (9_000, beat(1)))
     later = observe(found, beat(1), Look(10_000, 10_010, 10_010), session_timeout_ms=6000)

@@ -196,3 +196,18 @@ def test_a_leader_that_is_in_sync_alone_is_confirmed_at_once(leader: Leader, clo
     term = Term(leader.log, alone, lag_ms=LAG_MS, min_in_sync=lambda: 1, monotonic=clock)
     term.note_flushed(0)
     assert term.confirm().result(0) is None
+
+
+def test_members_are_unheard_once_none_has_fetched_for_so_long(
+    leader: Leader, clock: Clock
+) -> None:
+    began_ms = clock.now_ms
+    assert leader.term.unheard(for_ms=500) == {}
+    clock.now_ms += 500
+    assert leader.term.unheard(for_ms=500) == {"b.0": began_ms, "c.0": began_ms}
+    assert not leader.term.has_heard
+    leader.hear("b.0", 0)
+    assert leader.term.has_heard
+    assert leader.term.unheard(for_ms=500) == {}
+    clock.now_ms += 500
+    assert leader.term.unheard(for_ms=500) == {"b.0": began_ms + 500, "c.0": began_ms}
