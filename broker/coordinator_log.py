@@ -15,6 +15,7 @@ Thread-safe. What loads may block.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from tierlog.broker.offset_log import append_records, home_number
 from tierlog.broker.partition import Partition
 from tierlog.broker.topics import Topic
 from tierlog.host.deferred_errors import DeferredErrors
+from tierlog.host.latency_histogram import LatencyHistogram
 from tierlog.hot_tier.log_writer import AppendResult
 from tierlog.record_format.errors import Starting, TierlogError, UnknownTopic, WatermarkUnknown
 from tierlog.record_format.topic_rules import ConfigValue
@@ -55,6 +57,7 @@ class CoordinatorLog:
         self._count, self._factor, self._clock = partitions, replication_factor, clock
         self._load, self._forget = load, forget
         self._loaded: dict[int, Partition] = {}  # replaced, so that it may be looked at any time
+        self.load_times = LatencyHistogram()
         self._lock = threading.Lock()
         self._settling: dict[int, threading.Lock] = {}
 
@@ -94,6 +97,14 @@ class CoordinatorLog:
         if topic is None:
             return not self._loaded
         return not topic.damaged and self._loaded == topic.partitions
+
+    def count_by_state(self) -> dict[str, int]:
+        """How many of its partitions are here, by Kafka's name of what they are in."""
+        topic, loaded = self.topic, len(self._loaded)
+        if topic is None:
+            return {"active": 0, "loading": 0, "failed": 0}
+        loading = max(0, len(topic.partitions) - loaded)
+        return {"active": loaded, "loading": loading, "failed": len(topic.damaged)}
 
     def load(self) -> None:
         """Load all that is here, and forget what is not. Raises the first error once all were
@@ -145,7 +156,9 @@ class CoordinatorLog:
                 self._forget(lambda key: topic is None or home_number(key, topic) == number)
             if known is not here and here is not None:
                 self._check_end_known(here)
+                began_s = time.monotonic()
                 self._load(here)
+                self.load_times.observe(time.monotonic() - began_s)
                 self._replace(number, here)
         finally:
             settling.release()

@@ -21,8 +21,10 @@ Thread-safe. Every call may block on the flush, or while its group's partition i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgspec
@@ -35,7 +37,14 @@ from tierlog.broker.group_configs import GroupConfigs
 from tierlog.broker.group_coordinator.consumer_protocol import CONSUMER
 from tierlog.broker.group_coordinator.coordinator import GroupCoordinator
 from tierlog.broker.group_coordinator.expiration import expired_offsets
-from tierlog.broker.group_coordinator.group_events import GroupError, Identity, Limits, refusal
+from tierlog.broker.group_coordinator.group_events import (
+    GroupError,
+    Identity,
+    Limits,
+    State,
+    refusal,
+)
+from tierlog.broker.group_coordinator.group_states import CLASSIC
 from tierlog.broker.group_topics import GroupTopics
 from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.offset_log import (
@@ -99,6 +108,15 @@ class OffsetState(msgspec.Struct, frozen=True):
     metadata: str
 
 
+@dataclass(slots=True)
+class OffsetCounts:
+    """Offsets of groups since the start. Changed under the lock of the offsets' log."""
+
+    committed: int = 0
+    expired: int = 0
+    deleted: int = 0
+
+
 class Groups:
     def __init__(
         self,
@@ -139,6 +157,7 @@ class Groups:
         )
         self._expire_again_ms = monotonic_ms() + EXPIRY_INTERVAL_MS
         self._offsets = OffsetLog(lambda: self.log.topic, clock=clock)
+        self.counts = OffsetCounts()
         self._deleted_topics: set[str] = set()  # since what is not loaded yet was written
         self._applied: set[tuple[TopicIdPartition, int]] = set()  # truncations, to the view
 
@@ -233,6 +252,7 @@ class Groups:
             with checking:
                 self._check_room(rows)
                 pending = self._offsets.append(home, rows, within=within)
+                self.counts.committed += len(rows)
         self._offsets.complete(pending)
         if self._offsets.unwritten:
             self._offsets.write_unwritten()
@@ -293,6 +313,21 @@ class Groups:
         with self._offsets.lock:
             return sorted({*self._offsets.known.groups, *self.coordinator.names()})
 
+    def count_by_state(self) -> Counter[tuple[str, str]]:
+        """How many groups there are here, by type and state: one that has only offsets is classic.
+        Loads nothing.
+        """
+        found = self.coordinator.count_by_state()
+        with self._offsets.lock:
+            found[CLASSIC, State.EMPTY] += len(
+                self._offsets.known.groups.keys() - self.coordinator.names()
+            )
+        return found
+
+    def count_offsets(self) -> int:
+        with self._offsets.lock:
+            return self._offsets.known.count
+
     def _has(self, group: str) -> bool:
         return group in self._offsets.known.groups
 
@@ -317,6 +352,7 @@ class Groups:
                 raise UnknownGroup(f"there is no group {group!r}")
             check({name for name, _ in found})
             pending = self._append_deletion(group, list(found))
+            self.counts.deleted += len(found)
         if pending is not None:
             self._offsets.complete(pending)
 
@@ -352,6 +388,7 @@ class Groups:
             gone = [one for one in places if one in found and one[0] not in kept]
             rows = [Row(CommitKey(group, *one), None) for one in gone]
             pending = self._offsets.append(self.log.home(group), rows) if rows else None
+            self.counts.deleted += len(rows)
         if pending is not None:
             self._offsets.complete(pending)
         return kept
@@ -375,6 +412,7 @@ class Groups:
                 retention_minutes=self._settings.offsets_retention_minutes,
                 now_ms=self._clock(),
             )
+            self.counts.expired += len(expired)
             if len(expired) == len(found) and empty_since_ms is not None:
                 return self._append_deletion(group, expired)
             rows = [Row(CommitKey(group, *place), None) for place in expired]

@@ -65,6 +65,7 @@ PART_TIMEOUT_S: Final = 4.0  # for a state to be written that another broker wai
 MARKER_TIMEOUT_S: Final = 4.0
 _RECORD_OVERHEAD_BYTES: Final = 100  # at most, with the batch's head
 EXPIRY_INTERVAL_MS: Final = 3_600_000  # Kafka's own
+LATE_AFTER_MS: Final = 300_000  # Kafka's own, beyond transaction.max.timeout.ms
 # Kafka's own for this topic; one partition, as one broker reads it all at each start.
 CONFIG: Final[Mapping[str, ConfigValue]] = {
     "cleanup.policy": "compact",
@@ -139,6 +140,13 @@ class Transactions:
                         producer_id=producer.producer_id,
                         remedy="kafka-transactions.sh abort",
                     )
+
+    def count_late(self) -> int:
+        """The partitions here in which a transaction goes on although none may take so long, as
+        Kafka's `hasLateTransaction`.
+        """
+        until_ms = self._clock() - self._settings.transaction_max_timeout_ms - LATE_AFTER_MS
+        return sum(_is_late(one, until_ms) for one in self._topics.partitions())
 
     # --- what the coordinator writes --------------------------------------------------------------
 
@@ -348,6 +356,13 @@ class Transactions:
     def offsets_place(self, group: str) -> TopicPartition:
         """The partition of a group's offsets, wherever it is. Raises what creating a topic does."""
         return self._groups.offsets_place(group)
+
+
+def _is_late(partition: Partition, until_ms: int) -> bool:
+    now = partition.offsets()
+    return now.last_stable_offset < now.high_watermark and any(
+        one.is_in_transaction and one.last_timestamp < until_ms for one in partition.producers()
+    )
 
 
 def reason_of(error: BaseException) -> str:

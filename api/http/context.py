@@ -21,6 +21,7 @@ from tierlog.api.http.access.check import Access
 from tierlog.api.http.exchange import Exchange, record_time
 from tierlog.api.http.fetch.shared_pages import SharedPages
 from tierlog.api.http.memory_limits import DecodingMemory, InflightBytes, UnsentResponses
+from tierlog.api.http.metrics.coordinator_metrics import CoordinatorMetrics
 from tierlog.api.http.metrics.registry import BrokerMetrics, HttpMetrics, KafkaMetrics
 from tierlog.api.http.problems import Problem, path_shortener, to_problem
 from tierlog.api.http.responses import AnyResponse
@@ -85,6 +86,7 @@ class Context:
     def _register_metrics(self) -> None:
         metrics = self.metrics
         metrics.register(BrokerMetrics(self.broker))
+        metrics.register(CoordinatorMetrics(self.broker))
         metrics.register(KafkaMetrics(self.kafka_counts))
         metrics.sample("tierlog_http_waiting_requests", lambda: self.waiting.count)
         metrics.sample("tierlog_http_inflight_bytes", lambda: self.inflight.held)

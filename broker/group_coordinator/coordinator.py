@@ -23,6 +23,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -68,12 +69,14 @@ from tierlog.broker.group_coordinator.group_events import (
     refusal,
 )
 from tierlog.broker.group_coordinator.group_states import (
+    CLASSIC,
     ConsumerGroupState,
     Group,
     GroupState,
     consumer_state_of,
     state_of,
     subscribed_topics,
+    type_of,
 )
 from tierlog.broker.group_coordinator.migration import downgraded, upgraded
 from tierlog.broker.group_coordinator.share_group import ShareGroup, ShareGroupLimits
@@ -118,13 +121,14 @@ class ShareStates(Protocol):
 class _Entry:
     """`armed_ms`: when the timer calls; `since_ms`: since when it is as it was last written.
     `unwritten`: keys of records that could not be written; `pending`: the last that was queued.
+    `epoch`: the last of a consumer or share group that was counted.
     """
 
-    __slots__ = ("armed_ms", "group", "is_written", "pending", "since_ms", "unwritten")
+    __slots__ = ("armed_ms", "epoch", "group", "is_written", "pending", "since_ms", "unwritten")
 
     def __init__(self, group: Group) -> None:
         self.group, self.armed_ms = group, NEVER
-        self.is_written, self.since_ms = False, -1
+        self.is_written, self.since_ms, self.epoch = False, -1, 0
         self.unwritten: dict[RecordKey, None] = {}
         self.pending: Future[Any] | None = None
 
@@ -133,7 +137,9 @@ class _Entry:
 
 
 class GroupCoordinator:
-    """Thread-safe. `call_after` is the timer: (milliseconds, callback)."""
+    """Thread-safe. `call_after` is the timer: (milliseconds, callback). `rebalances`: by type,
+    since the start, as Kafka counts them: completed ones of classic groups, epochs of the others.
+    """
 
     def __init__(
         self,
@@ -153,6 +159,7 @@ class GroupCoordinator:
         self._call_after, self._now_ms, self._wall_ms = call_after, now_ms, wall_ms
         self._lock = threading.RLock()  # a record may be durable before its append returns
         self._groups: dict[str, _Entry] = {}
+        self.rebalances: Counter[str] = Counter()
         self._is_closed = False
         self._resolver = ThreadPoolExecutor(1, "group-patterns")  # a thread once there is work
 
@@ -465,6 +472,12 @@ class GroupCoordinator:
             group = None if entry is None else entry.group
             return consumer_state_of(group) if isinstance(group, ShareGroup) else None
 
+    def count_by_state(self) -> Counter[tuple[str, str]]:
+        """How many groups there are, by type and state."""
+        with self._lock:
+            found = [entry.group for entry in self._groups.values()]
+        return Counter((type_of(one), str(one.state)) for one in found)
+
     def topic_name(self, topic_id: bytes) -> str | None:
         return self._topics.name_of(topic_id)
 
@@ -510,7 +523,7 @@ class GroupCoordinator:
         self, group: ConsumerGroup | ShareGroup, act: Callable[[_Entry, Effects], None]
     ) -> None:
         entry = self._groups[group.name] = _Entry(group)
-        entry.is_written = True
+        entry.is_written, entry.epoch = True, group.epoch
         act(entry, Effects())
 
     def _load_classic(self, name: str, data: bytes, act: Callable[[_Entry, Effects], None]) -> None:
@@ -603,6 +616,9 @@ class GroupCoordinator:
         keys = list(dict.fromkeys((*entry.unwritten, *keys)))
         entry.unwritten.clear()
         group, entry.since_ms = entry.group, self._wall_ms()
+        if not isinstance(group, ClassicGroup) and group.epoch > entry.epoch:
+            entry.epoch = group.epoch
+            self.rebalances[type_of(group)] += 1
 
         def rows() -> list[tuple[bytes, bytes | None]]:
             return [
@@ -636,6 +652,7 @@ class GroupCoordinator:
         error = GroupError.NONE if cause is None else error_of(cause)
         with self._acting() as act:
             if isinstance(group, ClassicGroup) and group.state is not State.DEAD:
+                self.rebalances[CLASSIC] += cause is None and isinstance(then, Assigned)
                 act(entry, group.written(then, error, self._now_ms()))
 
     def _keys_written(self, entry: _Entry, keys: Iterable[RecordKey], future: Future[Any]) -> None:

@@ -50,6 +50,12 @@ class GroupState(NamedTuple):
     type: str = CLASSIC
 
 
+def type_of(group: Group) -> str:
+    if isinstance(group, ConsumerGroup):
+        return CONSUMER
+    return SHARE if isinstance(group, ShareGroup) else CLASSIC
+
+
 def state_of(group: Group) -> GroupState:
     if isinstance(group, ConsumerGroup):
         return _modern_state(group, CONSUMER, group.assignor)

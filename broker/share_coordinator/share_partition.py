@@ -33,6 +33,7 @@ count's limit on, half of the batch, a quarter, ...; the last time, it alone.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from itertools import groupby, pairwise
@@ -131,6 +132,11 @@ class AckBatch(NamedTuple):
             if ends:
                 yield begin, offset, Ack(self._type(offset))
                 begin = offset + 1
+
+    def count_by_type(self) -> Counter[Ack]:
+        if len(self.types) == 1:
+            return Counter({Ack(self.types[0]): self.last - self.first + 1})
+        return Counter(map(Ack, self.types))
 
     def _type(self, offset: int) -> int:
         return self.types[offset - self.first]
@@ -241,6 +247,11 @@ class SharePartition:
         """When the next lock is over."""
         locked = (run.until_ms for run in self._runs if run.before is None)
         return min(locked, default=NEVER)
+
+    @property
+    def in_flight_count(self) -> int:
+        """Records that somebody was given, from the first that is not done with on."""
+        return self.end_offset - self.start_offset
 
     @property
     def complete_count(self) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -26,6 +27,7 @@ import structlog
 
 from tierlog.broker.share_coordinator.coordinator import OTHERS, UNREAD
 from tierlog.broker.share_coordinator.share_partition import (
+    Ack,
     AckBatch,
     Acquired,
     Change,
@@ -78,7 +80,9 @@ class _Entry:
 
 
 class SharePartitions:
-    """Thread-safe. `call_after` is the timer: (milliseconds, callback)."""
+    """Thread-safe. `call_after` is the timer: (milliseconds, callback). `late_count`: records whose
+    lock was over, and `acknowledged`, by type, since the start.
+    """
 
     def __init__(
         self,
@@ -96,6 +100,8 @@ class SharePartitions:
         self._opening: dict[ShareKey, set[object]] = {}
         self._numbers = itertools.count(1)
         self._is_closed = False
+        self.late_count = 0
+        self.acknowledged: Counter[Ack] = Counter()
 
     # --- which are open ---------------------------------------------------------------------------
 
@@ -145,6 +151,10 @@ class SharePartitions:
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
+
+    def count_in_flight(self) -> int:
+        with self._lock:
+            return sum(one.partition.in_flight_count for one in self._entries.values())
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -239,6 +249,8 @@ class SharePartitions:
             except GroupRefused as refused:
                 reply(refused)
                 return
+            for one in acks:
+                self.acknowledged.update(one.count_by_type())
             self._carry_out(entry, change, reply)
 
     def release(self, key: ShareKey, member: str, reply: Reply) -> None:
@@ -326,6 +338,7 @@ class SharePartitions:
             entry.armed_ms = NEVER
             batches = entry.partition.expire(self._limits_of(entry.key.group), self._now_ms())
             if batches:
+                self.late_count += sum(one.last - one.first + 1 for one in batches)
                 self._write(entry, batches)
                 self._wake(entry)
             self._arm(entry)

@@ -121,7 +121,9 @@ class _Entry:
 
 
 class TransactionCoordinator:
-    """Thread-safe. `call_after` is the timer: (milliseconds, callback). `now_ms`: wall clock."""
+    """Thread-safe. `call_after` is the timer: (milliseconds, callback). `now_ms`: wall clock.
+    `late_count`: transactions that were aborted as they took too long, since the start.
+    """
 
     def __init__(
         self,
@@ -136,6 +138,7 @@ class TransactionCoordinator:
         self._lock = threading.RLock()  # a record may be durable before its append returns
         self._entries: dict[str, _Entry] = {}
         self._is_closed = False
+        self.late_count = 0
 
     # --- producers' calls -------------------------------------------------------------------------
     # Each calls `reply` once, perhaps before it returns.
@@ -545,6 +548,9 @@ class TransactionCoordinator:
     def _timed_out(self, entry: _Entry, outcome: Outcome) -> None:
         if outcome.reason != NONE:
             self._arm(entry, self._now_ms() + _MARKER_RETRY_MS)
+            return
+        with self._lock:
+            self.late_count += 1
 
     def _later(self, delay_ms: int, callback: Callable[[], None]) -> None:
         if not self._is_closed:

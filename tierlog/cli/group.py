@@ -59,18 +59,21 @@ def describe(
     ] = False,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Show a group's committed offset and lag in each partition."""
+    """Show a group's type, state, and committed offset and lag in each partition.
+
+    Of a share group the start offset: where what it has not done with begins.
+    """
     found = client.group(group)
+    title = f"{group}: {found.type}, {found.state}, generation {found.generation}"
     if members:
-        title = f"{group}: {found.type}, {found.state}, generation {found.generation}"
         output.table(found, _MEMBER_COLUMNS, list(map(_member_row, found.members)), title=title)
         return
-    columns = ("topic", "partition", "offset", "log end", "lag", "metadata")
+    begins = "start offset" if found.type == "share" else "offset"  # as Kafka's tools have it
+    columns = ("topic", "partition", begins, "log end", "lag", "metadata")
     rows = [
         (one.topic, one.partition, one.offset, one.log_end_offset, one.lag, one.metadata)
         for one in found.offsets
     ]
-    title = group if found.type == "classic" else f"{group}: {found.type} group"
     output.table(found, columns, rows, title=title)
 
 

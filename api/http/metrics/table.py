@@ -95,6 +95,92 @@ METRICS: Final = (
         "counter",
         "Requests of Kafka clients above http.client.requests.max, answered with a throttle time",
     ),
+    # --- groups, share groups and transactions that this broker coordinates
+    Metric(
+        "tierlog_group_count",
+        "gauge",
+        "Groups that this broker coordinates, by type and state (Kafka's group-count, "
+        "consumer-group-count, share-group-count and NumGroups)",
+        ("protocol", "state"),
+    ),
+    Metric(
+        "tierlog_group_rebalances_total",
+        "counter",
+        "Rebalances of groups: those that a classic group completed, new epochs of the others "
+        "(Kafka's group-completed-rebalance-count, consumer-group-rebalance-count, "
+        "share-group-rebalance-count)",
+        ("protocol",),
+    ),
+    Metric(
+        "tierlog_num_offsets",
+        "gauge",
+        "Committed offsets of the groups that this broker coordinates (Kafka's NumOffsets)",
+    ),
+    Metric(
+        "tierlog_offset_commits_total",
+        "counter",
+        "Offsets that groups committed (Kafka's offset-commit-count)",
+    ),
+    Metric(
+        "tierlog_offset_expirations_total",
+        "counter",
+        "Offsets that offsets.retention.minutes forgot (Kafka's offset-expiration-count)",
+    ),
+    Metric(
+        "tierlog_offset_deletions_total",
+        "counter",
+        "Offsets that somebody deleted, alone or with their group (Kafka's offset-deletion-count)",
+    ),
+    Metric(
+        "tierlog_coordinator_num_partitions",
+        "gauge",
+        "Partitions of a coordinator's topic that are here, by state: active, loading, failed "
+        "(Kafka's num-partitions)",
+        ("topic", "state"),
+    ),
+    Metric(
+        "tierlog_partition_load_time_seconds",
+        "histogram",
+        "How long a coordinator took to load a partition of its topic (Kafka's "
+        "partition-load-time-avg and -max)",
+        ("topic",),
+    ),
+    Metric(
+        "tierlog_share_in_flight_message_count",
+        "gauge",
+        "Records of the partitions led here that share groups were given and are not done with, "
+        "or lie above one (Kafka's InFlightMessageCount)",
+    ),
+    Metric(
+        "tierlog_share_acquisition_lock_timeouts_total",
+        "counter",
+        "Records that a member of a share group kept for too long (Kafka's "
+        "AcquisitionLockTimeoutPerSec)",
+    ),
+    Metric(
+        "tierlog_share_record_acknowledgements_total",
+        "counter",
+        "Records that members of share groups acknowledged, by type (Kafka's "
+        "RecordAcknowledgementsPerSec)",
+        ("ack_type",),
+    ),
+    Metric(
+        "tierlog_transactional_ids",
+        "gauge",
+        "Transactional ids that this broker coordinates, by the state of the last transaction",
+        ("state",),
+    ),
+    Metric(
+        "tierlog_transaction_timeouts_total",
+        "counter",
+        "Transactions that this broker aborted since they took longer than their producer allowed",
+    ),
+    Metric(
+        "tierlog_partitions_with_late_transactions_count",
+        "gauge",
+        "Partitions led here whose transaction is older than transaction.max.timeout.ms and five "
+        "minutes: it hangs (Kafka's PartitionsWithLateTransactionsCount)",
+    ),
     # --- the cluster, of a broker that has joined one
     Metric(
         "tierlog_active_broker_count",

@@ -23,7 +23,9 @@ def test_groups_are_set_shown_listed_and_deleted(tierlog):
         (0, 0, 0),
         (1, 1, 2),
     ]
-    assert b"g-topic" in tierlog.ok("group", "describe", "my group", "--output", "text")
+    described = tierlog.ok("group", "describe", "my group", "--output", "text")
+    assert b"my group: classic, Empty, generation 0" in described
+    assert b"g-topic" in described
     listed = json.loads(tierlog.ok("group", "list"))["groups"]
     seen = {"topics": ["g-topic"], "partitions": 2, "lag": 2, "state": "Empty", "members": 0}
     assert {"group": "my group", **seen, "type": "classic"} in listed

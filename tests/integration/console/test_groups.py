@@ -14,6 +14,7 @@ import httpx2
 import pytest
 from confluent_kafka import Consumer, Producer
 
+from tests.fakes.command_line import Program
 from tests.fakes.kafka_brokers import three_brokers
 from tests.fakes.served_broker import Served, served_broker
 from tests.fakes.share_member import ShareMember
@@ -203,6 +204,16 @@ def test_a_share_group_says_where_it_begins_in_each_partition_and_all_who_have_i
     assert rows["left"][2] == "flights 0-2"
     unread = {n for n in range(PARTITIONS) if rows[f"flights {n}"][:3] == ["–"] * 3}
     assert unread == {*range(PARTITIONS)} - {one["partition"] for one in found}
+
+
+def test_the_command_line_says_of_a_share_group_what_its_page_does(crowd: Crowd) -> None:
+    shown = Program(crowd.url).ok("group", "describe", "queue", "--output", "text").decode()
+    epoch = facts(crowd.page("/group?group=queue"))["Epoch"]
+    assert f"queue: share, Stable, generation {epoch}" in shown
+    assert "start offset" in shown
+    (one,) = crowd.api("/groups/queue")["offsets"]
+    row = ["flights", *(one[key] for key in ("partition", "offset", "log_end_offset", "lag"))]
+    assert [str(cell) for cell in row] in [line.split() for line in shown.splitlines()]
 
 
 def test_a_group_whose_name_is_any_text_has_its_page(crowd: Crowd, browser: Chromium) -> None:
