@@ -10,11 +10,14 @@ needs before it is sent.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta
+from msgspec.structs import replace
 
+from tierlog.api.console.all_brokers import ask_all, part_response
 from tierlog.api.console.rendering import HEADERS, fragment
 from tierlog.api.http import strict_json
 from tierlog.api.http.access.scopes import NEEDS
@@ -31,11 +34,12 @@ from tierlog.api.http.fetch.reading import (
 )
 from tierlog.api.http.responses import Response, json_response
 from tierlog.api.serving.grants import Grant
-from tierlog.broker.groups import OffsetState, lag_of
+from tierlog.broker.groups import lag_of
 from tierlog.broker.topics import Topic
 from tierlog.hot_tier.config_words import from_words
 from tierlog.hot_tier.log_config import KEYS
 from tierlog.record_format.errors import (
+    ELSEWHERE,
     FieldProblem,
     Forbidden,
     InvalidConfig,
@@ -74,6 +78,17 @@ class PlannedOffset(NamedTuple):
     start_offset: int
     end_offset: int
     lag: int
+
+
+class PlanPart(msgspec.Struct, frozen=True):
+    """What a broker knows of a plan: of the partitions that were `chosen`, those that it leads;
+    `committed`, by partition, if it coordinates the group. `problem`: why there is no plan.
+    """
+
+    chosen: list[int]
+    planned: list[PlannedOffset]
+    committed: dict[int, int]
+    problem: str = ""
 
 
 def refusal(grant: Grant, method: str, path: str) -> str:
@@ -157,12 +172,12 @@ async def numbers(_: Context, exchange: Exchange) -> Response:
 async def offsets_page(context: Context, exchange: Exchange) -> Response:
     """The form that sets a group's offsets and, once it is filled in, what would change."""
     query = exchange.query(OffsetsQuery)
-    page: dict[str, Any] = {"query": query, "plan": None, "problem": ""}
-    try:
-        if query.group and query.topic and query.at:
-            page["plan"] = await _plan(context, exchange.grant, query)
-    except TierlogError as error:
-        page["problem"] = str(context.problem(exchange, error).document["detail"])
+    page: dict[str, Any] = {"query": query, "plan": None, "problem": "", "silent": []}
+    if query.group and query.topic and query.at:
+        own = await _plan_part(context, exchange, query)
+        if exchange.is_forwarded:
+            return part_response(own)
+        page |= {"problem": own.problem} if own.problem else await _plan(context, exchange, own)
     return fragment(
         "offsets.html",
         **page,
@@ -171,32 +186,58 @@ async def offsets_page(context: Context, exchange: Exchange) -> Response:
     )
 
 
-async def _plan(context: Context, grant: Grant, query: OffsetsQuery) -> list[PlannedOffset]:
-    grant.check_topic(query.topic)
-    topic = context.broker.topic(query.topic)
-    chosen, position = _chosen(topic, query.partition), _position(query.at)
-    committed = await context.read(_committed, context, query)
-    return [await _planned(context, topic, one, position, committed) for one in chosen]
+async def _plan(context: Context, exchange: Exchange, own: PlanPart) -> dict[str, Any]:
+    """Of all brokers: for no partition, unless for each that was chosen."""
+    asked = await ask_all(context, exchange, PlanPart)
+    parts = [own, *asked.found.values()]
+    committed = {number: offset for part in parts for number, offset in part.committed.items()}
+    plan = sorted(
+        one._replace(committed=committed.get(one.partition))
+        for part in parts
+        for one in part.planned
+    )
+    missing = set(own.chosen) - {one.partition for one in plan}
+    problem = next((part.problem for part in parts if part.problem), "")
+    if missing and not problem:
+        problem = f"no leader of partition {min(missing)} answers: choose others, one at a time"
+    return {"plan": None if problem else plan, "problem": problem, "silent": asked.silent}
 
 
-def _committed(context: Context, query: OffsetsQuery) -> dict[int, OffsetState]:
+async def _plan_part(context: Context, exchange: Exchange, query: OffsetsQuery) -> PlanPart:
+    part = PlanPart([], [], {})
+    try:
+        exchange.grant.check_topic(query.topic)
+        topic = context.broker.topic(query.topic)
+        position = _position(query.at)
+        part.chosen.extend(_chosen(topic, query.partition))
+        with suppress(*ELSEWHERE):
+            part.committed.update(await context.read(_committed, context, query))
+        for number in part.chosen:
+            with suppress(*ELSEWHERE):
+                part.planned.append(await _planned(context, topic, number, position))
+    except TierlogError as error:
+        return replace(part, problem=str(context.problem(exchange, error).document["detail"]))
+    return part
+
+
+def _committed(context: Context, query: OffsetsQuery) -> dict[int, int]:
     try:
         offsets = context.broker.groups.group(query.group)
     except UnknownGroup:
         return {}  # its first commit makes it
-    return {one.partition: one for one in offsets if one.topic == query.topic}
+    return {one.partition: one.offset for one in offsets if one.topic == query.topic}
 
 
 def _chosen(topic: Topic, text: str) -> Iterable[int]:
-    """Partitions by number; all if none is given."""
+    """Partitions by number; all that are not damaged if none is given."""
     if not text.strip():
-        if len(topic.partitions) > PARTITIONS_MAX:
+        if len(topic.numbers) > PARTITIONS_MAX:
             raise InvalidRequest(f"more than {PARTITIONS_MAX} partitions: choose one at a time")
-        return sorted(topic.partitions)
+        return sorted(set(topic.numbers) - topic.damaged.keys())
     number = strict_json.parse_natural(text.strip())
     if number is None:
         raise InvalidRequest(f"a partition is a number, not {text[:64]!r}")
-    topic.partition(number)
+    topic.check_number(number)
     return [number]
 
 
@@ -212,15 +253,14 @@ async def _planned(
     topic: Topic,
     number: int,
     position: Position,
-    committed: dict[int, OffsetState],
 ) -> PlannedOffset:
     partition = topic.partition(number)
     offset = await resolve(context, partition, position, committed=False)
     check_within(partition, offset)
-    now, before = partition.offsets(), committed.get(number)
+    now = partition.offsets()
     return PlannedOffset(
         partition=number,
-        committed=before.offset if before else None,
+        committed=None,
         offset=offset,
         start_offset=now.log_start_offset,
         end_offset=now.high_watermark,

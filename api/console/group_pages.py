@@ -28,7 +28,7 @@ from tierlog.api.serving.grants import Grant
 from tierlog.broker.broker import Broker
 from tierlog.broker.group_coordinator.group_states import SHARE
 from tierlog.broker.groups import OffsetState, check_group_name
-from tierlog.record_format.errors import ELSEWHERE, RetriableError, UnknownGroup
+from tierlog.record_format.errors import ELSEWHERE, NotLeader, RetriableError, UnknownGroup
 
 GROUPS_SHOWN: Final = 200
 MEMBERS_SHOWN: Final = 200
@@ -134,11 +134,9 @@ def _line(broker: Broker, grant: Grant, name: str) -> GroupLine:
     """Raises UnknownGroup, NotLeader, LeaderUnknown."""
     try:
         found = group_state(broker, grant, name)
-    except ELSEWHERE:
-        raise
-    except RetriableError:
+    except (RetriableError, NotLeader):
         now = broker.groups.coordinator.describe(name)
-        if now is None or grant.topics:
+        if now is None or now.type != SHARE or grant.topics:
             raise
         return GroupLine(name, now.type, now.state, len(now.members), 0, 0, is_known=False)
     rows = _rows(found)

@@ -256,6 +256,10 @@ def test_a_broker_is_seen_to_be_down_and_back_without_a_reload(browser: Chromium
     browser.until("document.querySelector('#brokers').innerText.includes('no leader')")
     for path in ("/overview", "/topics/flights", "/groups", "/transactions", "/store"):
         assert "Broker 2 does not answer" in lab.page(path), path
+    plan = lab.page("/offsets?group=crew&topic=flights&at=latest")
+    assert "Broker 2 does not answer" in plan
+    assert f"no leader of partition {min(led)} answers" in plan
+    assert "data-plan" not in plan
     topic = lab.page("/topics/flights")
     assert topic.count("broker 2, which led it, is down") == len(led)
     assert topic.count('data-label="High watermark">10<') == PARTITIONS - len(led)

@@ -34,6 +34,7 @@ from tierlog.api.http.settings import HttpSettings
 from tierlog.api.kafka.settings import KafkaSettings
 from tierlog.api.serving.grants import Scope
 from tierlog.api.serving.tokens import create_token
+from tierlog.record_format.errors import LeaderUnknown, PeerUnavailable, TierlogError
 
 PARTITIONS = 3
 BOTH = (Scope.READ, Scope.PRODUCE)
@@ -130,7 +131,7 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crowd]:
 def cells(page: str) -> dict[str, list[str]]:
     """The rows of a page's tables as text, by their heading."""
     rows = {}
-    for row in re.findall(r"<tr>(.*?)</tr>", page, re.S):
+    for row in re.findall(r"<tr[ >](.*?)</tr>", page, re.S):
         texts = [
             " ".join(re.sub(r"<[^>]*>", " ", cell).split())
             for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S)
@@ -204,6 +205,19 @@ def test_a_share_group_says_where_it_begins_in_each_partition_and_all_who_have_i
     assert rows["left"][2] == "flights 0-2"
     unread = {n for n in range(PARTITIONS) if rows[f"flights {n}"][:3] == ["–"] * 3}
     assert unread == {*range(PARTITIONS)} - {one["partition"] for one in found}
+
+
+@pytest.mark.parametrize("kind", [LeaderUnknown, PeerUnavailable])
+def test_a_share_group_is_listed_while_nobody_answers_for_its_state(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch, kind: type[TierlogError]
+) -> None:
+    def fail(*_: object) -> None:
+        raise kind("nobody keeps it")
+
+    monkeypatch.setattr(crowd.served.broker.share_groups, "summaries", fail)
+    rows = cells(crowd.page("/groups"))
+    assert rows["queue"] == ["share", "Stable", "2", "–", "–"]
+    assert rows["classic"][:2] == ["classic", "Stable"]
 
 
 def test_the_command_line_says_of_a_share_group_what_its_page_does(crowd: Crowd) -> None:
@@ -348,6 +362,32 @@ def test_in_a_cluster_each_broker_shows_the_groups_and_transactions_of_all(
             shown = [facts(one.page(f"/group?group={group}")) for one in crowds]
             assert {one["State"] for one in shown} == {"Stable"}
             assert len({one["Coordinator"] for one in shown}) == 1, "the coordinator's own page"
+
+
+def test_offsets_are_planned_for_all_partitions_by_whichever_broker_is_asked(
+    tmp_path: Path,
+) -> None:
+    with three_brokers(tmp_path) as brokers:
+        offsets = [{"topic": "flights", "partition": n, "offset": 0} for n in range(6)]
+        url = brokers[0].server.url
+        answer = httpx2.put(f"{url}/v1/groups/g/offsets", json={"offsets": offsets}, timeout=20)
+        assert answer.status_code == 204
+        for number in range(6):
+            path = f"{url}/v1/topics/flights/partitions/{number}/records"
+            records = {"records": [{"value": "x"}] * (number + 1)}
+            assert httpx2.post(path, json=records, timeout=20).status_code == 200
+        for one in brokers:
+            page = Crowd(one.server.url, one).page("/offsets?group=g&topic=flights&at=latest")
+            rows = cells(page)
+            for number in range(6):
+                end = number + 1
+                assert rows[str(number)] == ["0", str(end), "0", f"0 to {end}"]
+            for wrong, why in (("partition=9&at=latest", "9"), ("at=7", "offset 7")):
+                refused = Crowd(one.server.url, one).page(f"/offsets?group=g&topic=flights&{wrong}")
+                assert "data-plan" not in refused
+                assert (
+                    why in re.findall('class="refusal" role="alert"><bdi>(.*?)</bdi>', refused)[0]
+                )
 
 
 # --- in a browser ---------------------------------------------------------------------------------
