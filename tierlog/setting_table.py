@@ -534,7 +534,8 @@ TABLE: Final[tuple[Setting, ...]] = (
     _http(
         "http.inflight.max.bytes",
         (Kind.BYTES, 1),
-        "Bytes of all requests in progress; beyond it 429.",
+        "Bytes of all requests in progress, once they are expanded; beyond it 429, and 413 for one "
+        "that is larger by itself.",
     ),
     _http(
         "http.client.requests.max",

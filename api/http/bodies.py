@@ -4,7 +4,8 @@
   as soon as too much has arrived; a compressed one is refused before it has fully expanded.
 * The total size of bodies in memory is limited: beyond `inflight_max_bytes` a request is refused
   with 429, and its body is not read.
-* A large body that another broker is to have goes there as it arrives.
+* A large body that another broker is to have goes there as it arrives, and so does one of unknown
+  length.
 * A client that sends nothing for `body_idle_timeout_ms` is disconnected, and so is one that sends a
   byte at a time: the average must be at least `body_rate_min` bytes per second.
 """
@@ -101,11 +102,12 @@ async def received_body(
 
 
 class BodyOnItsWay:
-    """A large body that goes to another broker as it arrives: its parts, once. What was received
-    is kept so that it can be given back, and counts as in flight, until it is more than
-    `KEPT_MAX_BYTES`; then the exchange is spent.
+    """A body that goes to another broker as it arrives: its parts, once. What was received is kept
+    so that it can be given back, and counts as in flight, until it is more than `KEPT_MAX_BYTES`;
+    then the exchange is spent.
 
-    `on_end` is called when all of it was received. Raises as `received_body` does.
+    `size_bytes`: None if it was not announced. `on_end` is called when all of it was received.
+    Raises as `received_body` does.
     """
 
     def __init__(
@@ -114,10 +116,10 @@ class BodyOnItsWay:
         settings: HttpSettings,
         inflight: InflightBytes,
         *,
-        size_bytes: int,
+        size_bytes: int | None,
         on_end: Callable[[], None],
     ) -> None:
-        self._reservation = _Reservation(inflight, min(size_bytes, KEPT_MAX_BYTES))
+        self._reservation = _Reservation(inflight, min(size_bytes or 0, KEPT_MAX_BYTES))
         self._exchange, self._settings, self._on_end = exchange, settings, on_end
         self.size_bytes = size_bytes
         self._kept: list[bytes | bytearray] = []
@@ -128,6 +130,8 @@ class BodyOnItsWay:
         while self._more:
             part, self._more = await _next_part(self._exchange, pace)
             self._received += len(part)
+            if self._received > self._settings.body_max_bytes:
+                raise _too_large(self._settings.body_max_bytes, self._received)
             self._keep(part)
             if self._more:
                 pace.check(self._received)
@@ -139,6 +143,7 @@ class BodyOnItsWay:
             self._exchange.is_spent = True
             self._kept.clear()
         else:
+            self._reservation.grow_to(self._received)
             self._kept.append(part)
 
     def give_back(self) -> None:
@@ -159,11 +164,12 @@ async def body_to_pass_on(
     *,
     on_end: Callable[[], None],
 ) -> AsyncIterator[bytes | bytearray | BodyOnItsWay]:
-    """The body of a call that goes to another broker: whole if it is small, or of unknown length.
-    `on_end` is called when all of it was received.
+    """The body of a call that goes to another broker: whole if it is small. `on_end` is called when
+    all of it was received.
     """
-    size_bytes = _content_length(exchange, settings.body_max_bytes)
-    if exchange.kept is None and size_bytes > STREAMED_FROM_BYTES:
+    is_announced = exchange.header(b"transfer-encoding") is None
+    size_bytes = _content_length(exchange, settings.body_max_bytes) if is_announced else None
+    if exchange.kept is None and (size_bytes is None or size_bytes > STREAMED_FROM_BYTES):
         body = BodyOnItsWay(exchange, settings, inflight, size_bytes=size_bytes, on_end=on_end)
         try:
             yield body

@@ -6,9 +6,10 @@
 * While nobody leads, as during a hand-over, a call waits, `leader_wait_ms` at most.
 * It is sent again only if it certainly was not carried out: without a connection, or after a
   refusal that says so. A read may always be sent again.
-* A small body is received first, and kept, so that it can be sent again. A large one is passed on
-  as it arrives, and can be sent again until more of it has arrived than is kept
-  (`bodies.KEPT_MAX_BYTES`); a refusal after that is the client's. Responses are streamed.
+* A small body is received first, and kept, so that it can be sent again. A large one, and one of
+  unknown length, is passed on as it arrives, and can be sent again until more of it has arrived
+  than is kept (`bodies.KEPT_MAX_BYTES`); a refusal after that is the client's. Responses are
+  streamed.
 * A client that disconnects ends the call that was passed on.
 """
 
@@ -206,11 +207,14 @@ class Gateway:
             (b"x-request-id", exchange.request_id.encode("latin-1")),
             (FORWARDED, b"%d" % self._cluster.members.me.node_id),
         ]
+        size_bytes: int | None
         if isinstance(body, bodies.BodyOnItsWay):
             size_bytes, parts = body.size_bytes, body.parts()
         else:
             size_bytes, parts = len(body), _pieces_of(body)
-        if size_bytes or method not in ("GET", "HEAD"):
+        if size_bytes is None:
+            given.append((b"transfer-encoding", b"chunked"))
+        elif size_bytes or method not in ("GET", "HEAD"):
             given.append((b"content-length", b"%d" % size_bytes))
         timeout = {"connect": CONNECT_TIMEOUT_S, "write": SEND_TIMEOUT_S, "read": None}
         return httpx2.Request(

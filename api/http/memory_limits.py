@@ -19,9 +19,9 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ import aiofiles.tempfile
 from tierlog.api.http.exchange import Exchange, UnsentBytes
 from tierlog.api.http.responses import SMALL_BYTES, AnyResponse, FileResponse, Response
 from tierlog.host.file_slice import FileSlice, OpenFile
-from tierlog.record_format.errors import Throttled
+from tierlog.record_format.errors import RequestTooLarge, Throttled
 
 PAGE_BASE_BYTES = 64 << 20  # of any page: an expanded batch, and the positions of its fields
 EXPANDED_BYTES = 32 << 20  # of a produced batch or body: so much expands without a turn
@@ -38,8 +38,8 @@ PAGE_FACTOR = 8  # of the records of a page: themselves, and their text
 
 
 class InflightBytes:
-    """The bytes in memory of request bodies, of appends that are not awaited, and of responses that
-    wait for their file. Thread-safe.
+    """The bytes in memory of request bodies, of what they expand to until it is appended, of
+    appends that are not awaited, and of responses that wait for their file. Thread-safe.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -52,6 +52,24 @@ class InflightBytes:
             if self.held and self.held + size_bytes > self._limit:
                 raise Throttled(f"requests in progress already hold {self.held} bytes; try again")
             self.held += size_bytes
+
+    @contextmanager
+    def holding_beside(self, body_bytes: int, size_bytes: int) -> Iterator[None]:
+        """Hold what a request takes beside its body, which is held. Raises Throttled, and
+        RequestTooLarge if even alone it is beyond the limit.
+        """
+        if (whole := body_bytes + size_bytes) > self._limit and size_bytes:
+            raise RequestTooLarge(
+                f"the body takes {whole} bytes in memory; the limit of all requests together is "
+                f"{self._limit}",
+                limit_bytes=self._limit,
+                size_bytes=whole,
+            )
+        self.acquire(size_bytes)
+        try:
+            yield
+        finally:
+            self.release(size_bytes)
 
     def force(self, size_bytes: int) -> None:
         """As `acquire`, for what can no longer be refused."""

@@ -116,7 +116,9 @@ async def _produce(
                 if error.limit_bytes != EXPANDED_BYTES:
                     raise
             else:
-                return await _append(context, request, appends)
+                built = sum(len(one.body) for one in appends.values())
+                with context.inflight.holding_beside(len(body), max(0, built - len(body))):
+                    return await _append(context, request, appends)
         async with context.decoding.for_expansion(takes):
             far = partial(prepare, expanded_max_bytes=most)
             return await _append(context, request, await context.compute(UNKNOWN_SIZE, far))

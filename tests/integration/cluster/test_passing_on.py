@@ -137,16 +137,27 @@ def lines(count: int) -> bytes:
 
 
 @contextmanager
-def half_sent(served: Served, topic: str, body: bytes) -> Iterator[socket.socket]:
-    """A connection on which a produce of this body has been sent but for its second half."""
+def half_sent(
+    served: Served, topic: str, body: bytes, *, is_announced: bool = True
+) -> Iterator[socket.socket]:
+    """A connection on which a produce of this body has been sent but for its second half. `body` is
+    in chunks unless its length `is_announced`.
+    """
     parts = urlsplit(records_url(served, topic))
+    length = f"Content-Length: {len(body)}" if is_announced else "Transfer-Encoding: chunked"
     head = (
         f"POST {parts.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
-        f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"Connection: close\r\n{length}\r\n\r\n"
     )
     with socket.create_connection((parts.hostname, parts.port), timeout=30) as sock:
         sock.sendall(head.encode() + body[: len(body) // 2])
         yield sock
+
+
+def in_chunks(body: bytes) -> bytes:
+    size = 1 << 20
+    pieces = [body[at : at + size] for at in range(0, len(body), size)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in (*pieces, b""))
 
 
 def answer_to(sock: socket.socket, rest: bytes) -> bytes:
@@ -194,27 +205,59 @@ def test_a_write_whose_client_leaves_is_not_sent_again(
         assert partition.log_end_offset == 1
 
 
-def test_a_client_that_leaves_in_the_middle_of_a_large_body_leaves_nothing(
+@pytest.mark.parametrize("size_mib", [4, 20])
+def test_a_body_of_unknown_length_is_passed_on_as_it_arrives_within_a_bound(
+    cluster: ServedCluster, topic: str, size_mib: int
+) -> None:
+    leader, other = cluster.leader(topic), cluster.others(topic)[0]
+    body = in_chunks(lines(size_mib << 10))
+    with half_sent(other, topic, body, is_announced=False) as sock:
+        until(lambda: held(leader) > len(body) // 2 - (2 << 20))
+        assert 0 < held(other) <= min(len(body), KEPT_MAX_BYTES)
+        answer = answer_to(sock, body[len(body) // 2 :])
+    assert b" 200 " in answer.splitlines()[0], answer[:500]
+    assert cluster.partition(topic).log_end_offset == size_mib << 10
+    until(lambda: held(leader) == held(other) == 0)
+
+
+def test_a_body_of_unknown_length_that_is_too_large_is_refused_and_nothing_is_appended(
     cluster: ServedCluster, topic: str
 ) -> None:
     leader, other = cluster.leader(topic), cluster.others(topic)[0]
-    body = lines(4 << 10)
-    with half_sent(other, topic, body):
+    limit = other.app.context.settings.body_max_bytes
+    body = in_chunks(lines((limit >> 10) + (2 << 10)))
+    with half_sent(other, topic, body, is_announced=False) as sock:
+        answer = answer_to(sock, body[len(body) // 2 :])
+    assert b" 413 " in answer.splitlines()[0], answer[:500]
+    assert b'"code":"request-too-large"' in answer
+    assert b'"limit_bytes":%d' % limit in answer
+    assert cluster.partition(topic).log_end_offset == 0
+    until(lambda: held(leader) == held(other) == 0)
+
+
+@pytest.mark.parametrize("is_announced", [True, False], ids=["announced", "chunked"])
+def test_a_client_that_leaves_in_the_middle_of_a_large_body_leaves_nothing(
+    cluster: ServedCluster, topic: str, is_announced: bool
+) -> None:
+    leader, other = cluster.leader(topic), cluster.others(topic)[0]
+    body = lines(4 << 10) if is_announced else in_chunks(lines(4 << 10))
+    with half_sent(other, topic, body, is_announced=is_announced):
         until(lambda: held(leader) > 0)
     until(lambda: held(leader) == held(other) == 0)
     assert cluster.partition(topic).log_end_offset == 0
 
 
+@pytest.mark.parametrize("is_announced", [True, False], ids=["announced", "chunked"])
 @pytest.mark.parametrize(
     ("size_mib", "status"), [(4, b" 200 "), (20, b" 503 ")], ids=["kept", "spent"]
 )
-def test_a_large_body_is_sent_again_when_its_partition_moves_while_it_is_kept(
-    cluster: ServedCluster, topic: str, size_mib: int, status: bytes
+def test_a_body_that_is_kept_is_sent_again_when_its_partition_moves(
+    cluster: ServedCluster, topic: str, size_mib: int, status: bytes, is_announced: bool
 ) -> None:
     leader = cluster.leader(topic)
     other, new = cluster.others(topic)
-    body = lines(size_mib << 10)
-    with half_sent(other, topic, body) as sock:
+    body = lines(size_mib << 10) if is_announced else in_chunks(lines(size_mib << 10))
+    with half_sent(other, topic, body, is_announced=is_announced) as sock:
         until(lambda: held(leader) > 0)
         cluster.move(topic, 0, new)
         answer = answer_to(sock, body[len(body) // 2 :])

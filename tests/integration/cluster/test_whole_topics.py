@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx2
 
 from tests.fakes.broker_cluster import node_id_of
+from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.served_broker import Served
-from tests.fakes.served_cluster import ServedCluster
+from tests.fakes.served_cluster import ServedCluster, served_cluster
 from tests.fakes.waiting import until
+from tierlog.api.http.settings import HttpSettings
 from tierlog.broker.partition import Partition
 from tierlog.record_format.errors import LogOfflineError
 from tierlog.record_format.topic_rules import partition_for_key
@@ -177,3 +184,49 @@ def test_a_transactional_id_has_one_coordinator_whichever_broker_is_asked(
         for one in api.get("/v1/transactions", params={"limit": "1000"}).json()["transactions"]
     ]
     assert [one for one in listed if one in names] == names
+
+
+def expanding(size_mib: int, partition: int) -> bytes:
+    """A body of some KiB that becomes so much."""
+    record = {"partition": partition, "value": "x" * (1 << 16)}
+    return gzip.compress(json.dumps({"records": [record] * (size_mib << 4)}).encode())
+
+
+@contextmanager
+def paused(broker: BrokerProcess) -> Iterator[None]:
+    assert broker.process is not None
+    os.kill(broker.process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(broker.process.pid, signal.SIGCONT)
+
+
+def test_what_waits_for_a_leader_that_hangs_is_within_the_memory_of_bodies(
+    tmp_path: Path, third: BrokerProcess
+) -> None:
+    """However far the bodies expand, and however many clients send them."""
+    third.start()
+    limit = 24 << 20
+    http = HttpSettings(inflight_max_bytes=limit)
+    with served_cluster(tmp_path, brokers=1, http=http) as cluster, ThreadPoolExecutor(2) as pool:
+        (served,) = cluster.brokers
+        inflight = served.app.context.inflight
+        cluster.create("t", partitions=2)
+        described = httpx2.get(f"{served.server.url}/v1/topics/t").json()["partitions"]
+        (number,) = [n for n in range(2) if described[n]["leader"]["url"] == third.url]
+
+        def produce(size_mib: int) -> httpx2.Response:
+            path, body = f"{served.server.url}/v1/topics/t/records", expanding(size_mib, number)
+            headers = {"content-type": "application/json", "content-encoding": "gzip"}
+            return httpx2.post(path, content=body, headers=headers, timeout=60)
+
+        with paused(third):
+            waiting = [pool.submit(produce, 10) for _ in range(2)]
+            until(lambda: inflight.held >= 20 << 20)
+            refused, too_large = produce(10), produce(30)
+            assert inflight.held <= limit
+        assert (refused.status_code, refused.json()["code"]) == (429, "throttled")
+        assert (too_large.status_code, too_large.json()["limit_bytes"]) == (413, limit)
+        assert [one.result().status_code for one in waiting] == [200, 200]
+        until(lambda: inflight.held == 0)
