@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
 import signal
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -37,6 +39,7 @@ from tierlog.record_format.errors import RequestError, Throttled, TierlogError
 log = structlog.get_logger(__name__)
 _HEALTH_PATHS = ("/healthz", "/readyz")
 _ABORT_GRACE_S = 1.0
+_PULSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,27 @@ def serve(
         server.run(sockets=[sock])
 
 
+class _Pulse:
+    """How long ago an event loop should have had a turn, as other threads see it."""
+
+    def __init__(self) -> None:
+        self._due_s = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def beat(self) -> None:
+        """On the loop; again and again by itself."""
+        self._due_s = time.monotonic() + _PULSE_S
+        self._timer = asyncio.get_running_loop().call_later(_PULSE_S, self.beat)
+
+    def wait_s(self) -> float:
+        return max(0.0, time.monotonic() - self._due_s)
+
+    def end(self) -> None:
+        self._due_s = math.inf
+        if self._timer is not None:
+            self._timer.cancel()
+
+
 class _Server(uvicorn.Server):
     """uvicorn's server with our sockets and shutdown. In a thread it handles no signals, as
     uvicorn's. Our connections are all that it has.
@@ -86,9 +110,13 @@ class _Server(uvicorn.Server):
         self._service, self._context = service, context
         self._beside, self._on_started = beside, on_started
         self._signal: int | None = None
+        self._pulse = _Pulse()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._context.metrics.sample("tierlog_http_connections", self._count_connections)
+        if (cluster := self._context.broker.cluster) is not None:
+            cluster.members.loop_wait_s = self._pulse.wait_s
+            self._pulse.beat()
         await super().startup([])
         for sock in sockets or ():
             self.servers.append(await self._listen(sock))  # type: ignore[arg-type]
@@ -147,6 +175,7 @@ class _Server(uvicorn.Server):
         if self.force_exit:  # by a second Ctrl-C: then uvicorn does not end the application
             await self.lifespan.shutdown()
         await self._close_connections()
+        self._pulse.end()
 
     def _abort_responses(self, only_unbounded: bool) -> None:
         for connection in self._connections():

@@ -13,8 +13,8 @@
 * Its own place is `own_node`'s; this file looks at the others.
 * Who is alive is decided by beats alone (`sightings`), and is good for choosing and showing; what
   is true is decided by conditional creates.
-* A beat vouches for the disk: there is none while a write or a flush has hung for `DISK_HANGS_S`. A
-  disk that nobody asks for anything is not looked at.
+* A beat vouches for the disk and the event loop: there is none while a write or a flush has hung
+  for `HANGS_S`, or the loop has not run for so long. A disk that nobody asks is not looked at.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tierlog.record_format.errors import (
 log = structlog.get_logger(__name__)
 
 LOOK_PACE_MS: Final = 6_000  # for each request of a refresh, when nothing is in doubt
-DISK_HANGS_S: Final = 10.0
+HANGS_S: Final = 10.0
 
 
 class Member(NamedTuple):
@@ -80,8 +80,9 @@ class Members:
         self._beats = 0
         self._last_beat_ms: int | None = None
         self._steady_since_ms = 0
-        # For how long the disk has owed an answer.
+        # For how long the disk has owed an answer, and the event loop a turn.
         self.disk_wait_s: Callable[[], float] = lambda: 0.0
+        self.loop_wait_s: Callable[[], float] = lambda: 0.0
 
     # --- who there is -----------------------------------------------------------------------------
 
@@ -153,12 +154,14 @@ class Members:
     def beat(self) -> None:
         """Tell the others that this broker lives; register if that is due.
 
-        Raises RetriableError if its disk hangs, and what `set_state` raises.
+        Raises RetriableError if its disk or its event loop hangs, and what `set_state` raises.
         """
         if self.membership_lost is not None:
             return
-        if (waited_s := self.disk_wait_s()) > DISK_HANGS_S:
+        if (waited_s := self.disk_wait_s()) > HANGS_S:
             raise RetriableError(f"the disk has not answered for {waited_s:.0f} s")
+        if (waited_s := self.loop_wait_s()) > HANGS_S:
+            raise RetriableError(f"the event loop has not run for {waited_s:.0f} s")
         self._store_status.require_store()
         self._own.register_if_due()
         me, self._beats = self.me, self._beats + 1

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tests.fakes.cluster_nodes import SESSION_MS, Killed, Node, World
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore
-from tierlog.broker.cluster.members import DISK_HANGS_S
+from tierlog.broker.cluster.members import HANGS_S
 from tierlog.broker.cluster.node import NODE
 from tierlog.broker.data_folder import FolderInUse
 from tierlog.host import durable_file
@@ -382,18 +382,27 @@ def test_a_broker_that_does_not_answer_is_dead_a_session_time_out_later(world: W
     assert len(looks) <= 3, "and not looked at all the time"
 
 
-def test_a_broker_whose_disk_hangs_does_not_beat_until_it_answers(world: World) -> None:
+@pytest.mark.parametrize(
+    ("what", "problem"),
+    [
+        ("disk_wait_s", "the disk has not answered for 10 s"),
+        ("loop_wait_s", "the event loop has not run for 10 s"),
+    ],
+)
+def test_a_broker_that_hangs_does_not_beat_until_it_is_back(
+    world: World, what: str, problem: str
+) -> None:
     a, b = world.start("a"), world.start("b")
     world.run_for(4 * SESSION_MS)
-    a.members.disk_wait_s = lambda: DISK_HANGS_S
+    setattr(a.members, what, lambda: HANGS_S)
     world.run_for(4 * SESSION_MS)
     assert a.is_seen_by(b), "slow is not dead"
-    a.members.disk_wait_s = lambda: DISK_HANGS_S + 0.1
-    with pytest.raises(RetriableError, match="the disk has not answered for 10 s"):
+    setattr(a.members, what, lambda: HANGS_S + 0.1)
+    with pytest.raises(RetriableError, match=problem):
         a.members.beat()
     world.run_for(4 * SESSION_MS, b)
     assert not a.is_seen_by(b)
-    a.members.disk_wait_s = lambda: 0.0
+    setattr(a.members, what, lambda: 0.0)
     world.run_for(4 * SESSION_MS)
     assert a.is_seen_by(b)
 

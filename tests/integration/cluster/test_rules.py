@@ -109,7 +109,7 @@ def test_a_broker_whose_disk_hangs_is_dead_to_the_others_until_it_answers(
         return flush(writer)
 
     monkeypatch.setattr(LogWriter, "flush", hang)
-    monkeypatch.setattr(members, "DISK_HANGS_S", 0.2)
+    monkeypatch.setattr(members, "HANGS_S", 0.2)
     monkeypatch.setattr(members, "LOOK_PACE_MS", 200)
 
     def is_seen() -> bool:
