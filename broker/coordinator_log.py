@@ -183,12 +183,11 @@ class CoordinatorLog:
         if self.topic is not None:
             self.home(key).check_leadership()
 
-    def confirm_here(self, key: str) -> None:
-        """As `check_here`; and wait until nobody else can have coordinated it when this was called
-        (`Partition.confirm_leads`).
+    def confirm_here(self, key: str) -> Future[None]:
+        """Completes once nobody else can have coordinated the key when this was called
+        (`Partition.confirm_leads`). Does not wait. Raises as `home`.
         """
-        if self.topic is not None:
-            self.home(key).confirm_leads()
+        return self.home(key).confirm_leads()
 
     def check_ready(self, key: str) -> None:
         """As `check_here`; and Starting, if there is no topic, or the partition is not loaded:

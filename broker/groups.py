@@ -271,17 +271,30 @@ class Groups:
         with self.log.held(group):
             self.coordinator.check_fetch(group, member_id, epoch)
 
-    def settle(self, group: str) -> None:
-        """Wait for the flush of all that was accepted before this call, by this broker or another
-        that coordinated the group. Who reads on from a commit must not begin before one that was
-        accepted: it would commit less. Raises LeaderUnknown.
+    def confirm(self, group: str) -> Future[None]:
+        """Completes once all is known that was accepted before this call by another broker that
+        coordinated the group: await it before what is to be read on from is read. Fails as `home`
+        of `CoordinatorLog` does, and with LeaderUnknown. Does not wait.
         """
-        self.log.confirm_here(group)
+        try:
+            return self.log.confirm_here(group)
+        except UnknownTopic:
+            confirmed: Future[None] = Future()
+            confirmed.set_result(None)
+        except TierlogError as error:
+            confirmed = Future()
+            confirmed.set_exception(error)
+        return confirmed
+
+    def settle(self) -> None:
+        """Wait for the flush of all that was accepted before this call. Who reads on from a commit
+        must not begin before one that was accepted: it would commit less.
+        """
         self._offsets.settle()
 
     def committed(self, group: str) -> dict[TopicPartition, Commit]:
         """What is committed, with everything that was accepted before this call."""
-        self.settle(group)
+        self.settle()
         return {
             place: commit
             for place, (commit, _) in self._committed(group)

@@ -248,12 +248,15 @@ class Partition:
         if self.term is not None and not self.term.is_settled:
             raise WatermarkUnknown(f"{self}: its new leader does not know its end yet")
 
-    def confirm_leads(self) -> None:
-        """Wait until it is known that nobody else led when this was called, and that all is known
-        that was committed before (H8); at once without replicas. Raises LeaderUnknown.
+    def confirm_leads(self) -> Future[None]:
+        """Completes once it is known that nobody else led when this was called, and that all is
+        known that was committed before (H8); at once without replicas. Fails with LeaderUnknown.
         """
         if self.term is not None:
-            self.term.confirm().result()
+            return self.term.confirm()
+        known: Future[None] = Future()
+        known.set_result(None)
+        return known
 
     def check_leadership(self) -> None:
         """Raises as `check_exists`; FencedError if another folder owns it, or LeaderUnknown if it

@@ -9,7 +9,9 @@ ListGroups, DeleteGroups, OffsetDelete.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
@@ -198,8 +200,8 @@ async def offset_fetch(call: Call, request: OffsetFetchRequest) -> OffsetFetchRe
             _Asked(one.group_id, one.topics, stable, one.member_id, one.member_epoch)
             for one in request.groups
         ]
-        return OffsetFetchResponse(groups=await call.context.read(_fetch_all, call, asked))
-    (group,) = await call.context.read(_fetch_all, call, [_asked(request)])
+        return OffsetFetchResponse(groups=await _fetch_all(call, asked))
+    (group,) = await _fetch_all(call, [_asked(request)])
     return _of_one(call, group)
 
 
@@ -239,15 +241,24 @@ def _of_one(call: Call, group: _FetchedGroup) -> OffsetFetchResponse:
     )
 
 
-def _fetch_all(call: Call, asked: Iterable[_Asked]) -> list[_FetchedGroup]:
-    return [_fetch(call, one) for one in asked]
+async def _fetch_all(call: Call, asked: Sequence[_Asked]) -> list[_FetchedGroup]:
+    confirmed = [call.context.broker.groups.confirm(one.group) for one in asked]
+    await asyncio.gather(*map(asyncio.wrap_future, confirmed), return_exceptions=True)
+    return await call.context.read(_fetch_each, call, asked, confirmed)
 
 
-def _fetch(call: Call, asked: _Asked) -> _FetchedGroup:
+def _fetch_each(
+    call: Call, asked: Sequence[_Asked], confirmed: Sequence[Future[None]]
+) -> list[_FetchedGroup]:
+    return [_fetch(call, *one) for one in zip(asked, confirmed, strict=True)]
+
+
+def _fetch(call: Call, asked: _Asked, confirmed: Future[None]) -> _FetchedGroup:
     code, commits = check_group(call, asked.group), dict[tuple[str, int], Commit]()
     unstable: set[tuple[str, int]] = set()
     if code is None:
         try:
+            confirmed.result()
             call.context.broker.groups.check_fetch(asked.group, asked.member_id, asked.epoch)
             if asked.stable:  # first: what is decided meanwhile is among the commits
                 unstable = call.context.broker.groups.unstable(asked.group)

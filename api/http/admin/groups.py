@@ -15,7 +15,7 @@ from fastapi import Depends, Response
 from msgspec import Meta
 
 from tierlog.api.http import strict_json
-from tierlog.api.http.context import Context
+from tierlog.api.http.context import AllCompleted, Context
 from tierlog.api.http.control_routes import (
     JsonResponse,
     TheContext,
@@ -116,13 +116,16 @@ async def get_group(
     group: GroupName,
     query: Annotated[GroupQuery, query_as(GroupQuery)],
 ) -> Response:
+    confirmed = context.broker.groups.confirm(group)
+    await AllCompleted([confirmed])
+    confirmed.result()
     state = await context.read(_settled_state, context.broker, grant, group, stable=query.stable)
     return JsonResponse(state)
 
 
 def _settled_state(broker: Broker, grant: Grant, name: str, *, stable: bool) -> GroupState:
     groups = broker.groups
-    groups.settle(name)
+    groups.settle()
     if stable and groups.unstable(name):
         detail = f"a transaction in progress has offsets of group {name!r}"
         raise ConcurrentTransactions(detail)

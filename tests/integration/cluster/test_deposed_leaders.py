@@ -91,7 +91,9 @@ def test_what_was_committed_is_known_to_the_next_coordinator_and_to_it_alone(
 
         def is_known() -> bool:
             try:
-                found[:] = [cluster.leader(OFFSETS, 0).groups.committed("g")[place].offset]
+                groups = cluster.leader(OFFSETS, 0).groups
+                groups.confirm("g").result(20)
+                found[:] = [groups.committed("g")[place].offset]
             except (Starting, LeaderUnknown):
                 return False
             return True
@@ -110,7 +112,7 @@ def test_what_was_committed_is_known_to_the_next_coordinator_and_to_it_alone(
     assert committed() == 2
     commit(3)
     with pytest.raises(LeaderUnknown):
-        old.groups.committed("g")
+        old.groups.confirm("g").result(20)
     assert committed() == 3
 
 
