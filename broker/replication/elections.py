@@ -114,8 +114,9 @@ class Elections:
         return self._next_of_reassignment(replica)
 
     def _is_cut_off(self, replica: Replica, term: Term) -> bool:
-        """Whether no member fetches any more although one of them beats: it may well be reached by
-        the others. If nobody takes over, it waits twice as long the next time.
+        """Whether no member fetches any more, without whom nothing is committed, although one of
+        them beats: it may well be reached by the others. If nobody takes over, it waits twice as
+        long the next time.
         """
         patience_ms = max(replica.patience_ms, self._settings.session_timeout_ms)
         unheard = term.unheard(for_ms=patience_ms)
@@ -123,6 +124,8 @@ class Elections:
             if term.has_heard:
                 replica.patience_ms = 0
             return False
+        if self._min_in_sync(replica) <= 1:
+            return False  # it goes on alone
         self._members.doubt()
         beaten = self._members.has_beaten_since
         members = {one: self._members.member_of(folder_of(one)) for one in unheard}

@@ -31,9 +31,10 @@ NAMES = ("a", "b", "c")
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[BrokerCluster]:
-    cluster = BrokerCluster(tmp_path)
-    cluster.start_all(NAMES, session_timeout_ms=1_000, replica_lag_time_max_ms=1_500)
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BrokerCluster]:
+    """The parameter is its `replica.lag.time.max.ms`."""
+    cluster, lag_ms = BrokerCluster(tmp_path), getattr(request, "param", 1_500)
+    cluster.start_all(NAMES, session_timeout_ms=1_000, replica_lag_time_max_ms=lag_ms)
     yield cluster
     cluster.close()
 
@@ -176,6 +177,27 @@ def test_a_leader_that_was_cut_off_follows_and_gives_up_what_was_not_acknowledge
     assert values(cluster) == list(range(11))
     files = [log_files(broker, "flights", 0) for broker in cluster.running]
     assert files[0] == files[1] == files[2]
+
+
+@pytest.mark.parametrize(("cluster", "min_in_sync"), [(4_000, 1), (4_000, 2)], indirect=["cluster"])
+def test_a_leader_whom_no_follower_reaches_gives_way_unless_it_may_go_on_alone(
+    cluster: BrokerCluster, min_in_sync: int
+) -> None:
+    config = {"min.insync.replicas": min_in_sync}
+    cluster.running[0].create_topic("flights", partitions=1, replication_factor=3, config=config)
+    until(lambda: is_led(cluster, "flights", 0))
+    leader = cluster.leader("flights", 0)
+    append(cluster.partition("flights", 0), b"before")
+    cluster.peers.cut.add(f"http://{leader.folder.path.name}:8640")
+    if min_in_sync == 1:
+        until(lambda: in_sync(cluster, "flights", 0) == [node_id_of(leader)], patience_s=30)
+        assert cluster.leader("flights", 0) is leader
+    else:
+        until(lambda: 0 not in leader.topic("flights").partitions, patience_s=30)
+        until(lambda: is_led(cluster, "flights", 0), patience_s=30)
+        assert cluster.leader("flights", 0) is not leader
+    append(cluster.partition("flights", 0), b"after")
+    assert values_of(cluster.partition("flights", 0)) == [b"before", b"after"]
 
 
 def test_whoever_leads_writes_to_the_bucket_and_verify_finds_nothing(
