@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -62,12 +63,13 @@ class Bucket:
         *,
         clock: Callable[[], int],
         boot_clock: Callable[[], int] = boottime_ms,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.store = store
         self._folder, self._settings, self._clock = folder, settings, clock
         self._topics = TopicObjects(store)
         self._pages = PageCache()
-        self._options = StoreOptions(clock=clock, boot_clock=boot_clock)
+        self._options = StoreOptions(clock=clock, boot_clock=boot_clock, pause=pause)
         self.silence = Silence(check_ms=settings.fence_check_ms, boot_clock=boot_clock)
         assert settings.cache_bytes is not None, "settings are resolved"
         self.cache = ChunkCache(folder.cache, limit_bytes=settings.cache_bytes)

@@ -25,6 +25,7 @@ from tierlog.broker.cluster.leaders import Leader, Leaders, LedPartition, Report
 from tierlog.broker.cluster.members import Member, Members
 from tierlog.broker.cluster.moves import Moves
 from tierlog.broker.cluster.news import News
+from tierlog.broker.cluster.own_node import Timing
 from tierlog.broker.cluster.peers import LeaderReport, Peers
 from tierlog.broker.cluster.placement import Led, place_new
 from tierlog.broker.cluster.reassignments import Reassignments
@@ -33,9 +34,10 @@ from tierlog.broker.data_folder import DataFolder, TopicIdPartition
 from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.log_opener import LogOpener
 from tierlog.broker.partition import Partition
-from tierlog.broker.replication.replicas import Replicas
+from tierlog.broker.replication.replicas import THREADS_MAX, Replicas
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.topic_registry import TopicRecord
+from tierlog.host.threads import Threads
 from tierlog.record_format.errors import (
     BrokerInUse,
     InvalidRequest,
@@ -90,6 +92,8 @@ class Cluster:
             gone=self.error_for,
             name=self._name_to_lead,
             tell=self._tell_of_leaders,
+            timing=Timing(clock),
+            threads=Threads(THREADS_MAX, name="replicas"),
         )
         self.topics = ClusterTopics(
             topics,

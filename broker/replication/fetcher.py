@@ -29,7 +29,9 @@ NOTHING: Final = memoryview(b"")
 
 
 class Fetchers:
-    """Thread-safe. `on_refused`: a leader says that it does not lead this partition."""
+    """Thread-safe. `on_refused`: a leader says that it does not lead this partition. `start`: a
+    fetcher's thread.
+    """
 
     def __init__(
         self,
@@ -38,12 +40,13 @@ class Fetchers:
         settings: BrokerSettings,
         *,
         replicas: Callable[[], Iterable[Replica]],
-        on_refused: Callable[[Replica], None],
+        on_refused: Callable[[Replica], object],
+        start: Callable[[Fetcher], None],
     ) -> None:
         self._members, self._peers, self._settings = members, peers, settings
-        self._replicas, self._on_refused = replicas, on_refused
+        self._replicas, self._on_refused, self._start = replicas, on_refused, start
         self._lock = threading.Lock()
-        self._threads: dict[int, _Fetcher] = {}
+        self._threads: dict[int, Fetcher] = {}
         self._is_closed = False
 
     def follow(self, node_id: int) -> None:
@@ -52,8 +55,8 @@ class Fetchers:
             found = self._threads.get(node_id)
             if found is None and not self._is_closed:
                 wait_ms = self._settings.replica_fetch_wait_max_ms
-                found = self._threads[node_id] = _Fetcher(self, node_id, wait_ms=wait_ms)
-                found.start()
+                found = self._threads[node_id] = Fetcher(self, node_id, wait_ms=wait_ms)
+                self._start(found)
             if found is not None:
                 found.wake()
 
@@ -64,7 +67,8 @@ class Fetchers:
         for one in threads:
             one.stop()
         for one in threads:
-            one.join(timeout_s)
+            if one.is_alive():
+                one.join(timeout_s)
 
     # --- one exchange -----------------------------------------------------------------------------
 
@@ -137,10 +141,12 @@ class Fetchers:
         self._members.doubt()
 
 
-class _Fetcher(threading.Thread):
+class Fetcher(threading.Thread):
+    """Of one broker that leads."""
+
     def __init__(self, fetchers: Fetchers, node_id: int, *, wait_ms: int) -> None:
         super().__init__(name=f"fetch-{node_id}", daemon=True)
-        self._fetchers, self._node_id, self._wait_ms = fetchers, node_id, wait_ms
+        self._fetchers, self.node_id, self._wait_ms = fetchers, node_id, wait_ms
         self._woken, self._stopping, self._is_silent = threading.Event(), False, False
 
     def wake(self) -> None:
@@ -153,21 +159,22 @@ class _Fetcher(threading.Thread):
     def run(self) -> None:
         while not self._stopping:
             self._woken.clear()
-            if not self._exchange():
+            if not self.fetch_once():
                 self._woken.wait(PAUSE_S)
 
-    def _exchange(self) -> bool:
+    def fetch_once(self) -> bool:
+        """Whether the next fetch may follow at once."""
         try:
-            goes_on = self._fetchers.exchange(self._node_id, wait_ms=self._wait_ms)
+            goes_on = self._fetchers.exchange(self.node_id, wait_ms=self._wait_ms)
         except PeerUnavailable as error:
             if not self._is_silent:
-                log.warning("a leader does not answer", node_id=self._node_id, error=str(error))
+                log.warning("a leader does not answer", node_id=self.node_id, error=str(error))
             self._is_silent = True
             self._fetchers.note_silent()
         except (TierlogError, OSError) as error:
-            log.warning("a fetch failed", node_id=self._node_id, error=str(error))
+            log.warning("a fetch failed", node_id=self.node_id, error=str(error))
         except Exception:
-            log.exception("a fetch failed: a bug", node_id=self._node_id)
+            log.exception("a fetch failed: a bug", node_id=self.node_id)
         else:
             self._is_silent = False
             return goes_on

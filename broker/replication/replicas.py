@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from functools import partial
 from typing import Final
 
@@ -19,6 +20,7 @@ import structlog
 
 from tierlog.broker.bucket import Bucket
 from tierlog.broker.cluster.members import Members
+from tierlog.broker.cluster.own_node import Timing
 from tierlog.broker.cluster.peers import Peers
 from tierlog.broker.damaged_partition import DamagedPartition
 from tierlog.broker.data_folder import DataFolder, TopicIdPartition, TopicPartition
@@ -29,7 +31,7 @@ from tierlog.broker.partition import Partition
 from tierlog.broker.replication import election
 from tierlog.broker.replication.elections import Elections, nodes_of
 from tierlog.broker.replication.fetch_answers import FetchAnswers
-from tierlog.broker.replication.fetcher import Fetchers
+from tierlog.broker.replication.fetcher import Fetcher, Fetchers
 from tierlog.broker.replication.in_sync import InForce
 from tierlog.broker.replication.kept_file import KeptFiles
 from tierlog.broker.replication.messages import ShownSet
@@ -38,8 +40,6 @@ from tierlog.broker.replication.replica_moves import ReplicaMoves
 from tierlog.broker.replication.term import NEVER_MS, Term
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.topic_registry import TopicRecord
-from tierlog.host.clock import monotonic_ms
-from tierlog.host.threads import Threads
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.replica_sets import ReplicaSet, ReplicaSets
@@ -60,6 +60,7 @@ TIDY_INTERVAL_MS: Final = 30_000
 class Replicas:
     """Thread-safe. `on_moved`: a partition is led here from now on, or no longer; `name` has
     another broker lead partitions that nobody leads; `tell`: this one leads some of these topics.
+    `threads` are shut down by `stop`; `start_fetching` has a thread fetch from another broker.
     """
 
     def __init__(
@@ -76,16 +77,19 @@ class Replicas:
         gone: Callable[[TopicRecord, int], TierlogError],
         name: Callable[[int, Sequence[TopicIdPartition]], None],
         tell: Callable[[int, Sequence[str]], None],
+        timing: Timing,
+        threads: Executor,
+        start_fetching: Callable[[Fetcher], None] = Fetcher.start,
     ) -> None:
         self._folder, self._members, self._topics, self._opener = folder, members, topics, opener
-        self._bucket, self._settings = bucket, settings
+        self._bucket, self._settings, self._timing = bucket, settings, timing
         self._on_moved, self._gone, self._tell = on_moved, gone, tell
         self._files = KeptFiles(folder.path, folder_id=folder.owner, write=folder.write)
         self._lock = threading.Lock()
         self._replicas: dict[TopicIdPartition, Replica] = {}
         self._damaged: dict[TopicIdPartition, DamagedPartition] = {}
         self._working: set[TopicIdPartition] = set()
-        self._threads = Threads(THREADS_MAX, name="replicas")
+        self._threads = threads
         self._tidy_again_ms = NEVER_MS
         self._to_tell: list[Replica] = []  # led here since the others were told
         self._is_closed = False
@@ -100,6 +104,7 @@ class Replicas:
             remove=self._remove,
             hand_over=self._hand_over_to_any,
             min_in_sync=self._min_in_sync,
+            monotonic=timing.monotonic,
         )
         self.moves = ReplicaMoves(self._replicas, members, self.elections, name=name)
         self._fetchers = Fetchers(
@@ -107,7 +112,8 @@ class Replicas:
             peers,
             settings,
             replicas=lambda: list(self._replicas.values()),
-            on_refused=lambda replica: self._work(replica, partial(self.elections.look, replica)),
+            on_refused=self._do_what_is_due,
+            start=start_fetching,
         )
 
     # --- opening ----------------------------------------------------------------------------------
@@ -158,17 +164,17 @@ class Replicas:
         known_end = 0 if opened.cold is None else opened.cold.end_offset
         known = max(known_end, opened.log.log_start_offset)
         opened.log.replicate(min(known, opened.log.flushed_end))
-        keys = PartitionKeys(record.name, *place)
         replica = Replica(
             record.name,
             place,
             opened.log,
             opened.cold,
-            sets=ReplicaSets(self._bucket.store, keys),
+            sets=self._sets_of(record, place[1]),
             files=self._files,
             kept=kept,
             on_log_start=self._move_log_start,
             save_recovery_point=self._topics.checkpoints.save,
+            monotonic=self._timing.monotonic,
         )
         self._files.write_kept(place, kept, was_opened=True)
         with self._lock:
@@ -207,7 +213,7 @@ class Replicas:
 
     def _open_if_mine(self, place: TopicIdPartition) -> Replica | None:
         record = self._topics.find_by_id(place[0]).record
-        found = ReplicaSets(self._bucket.store, PartitionKeys(record.name, *place)).load_newest()
+        found = self._sets_of(record, place[1]).load_newest()
         if found.found is None or self._members.me.node_id not in found.found.replicas:
             return None
         with self._topics.changing():
@@ -221,7 +227,6 @@ class Replicas:
         all are empty; nobody leads. Raises StoreUnavailable, OutcomeUnknownError.
         """
         for number, node_ids in replicas.items():
-            keys = PartitionKeys(record.name, record.topic_id, number)
             first = ReplicaSet(
                 topic_id=record.topic_id,
                 partition=number,
@@ -234,12 +239,15 @@ class Replicas:
                 ),
                 nonce=random_name(),
             )
-            ReplicaSets(self._bucket.store, keys).create_version(first)
+            self._sets_of(record, number).create_version(first)
 
     def has_set(self, record: TopicRecord, number: int) -> bool:
         """Raises StoreUnavailable."""
+        return self._sets_of(record, number).load_newest().taken > 0
+
+    def _sets_of(self, record: TopicRecord, number: int) -> ReplicaSets:
         keys = PartitionKeys(record.name, record.topic_id, number)
-        return ReplicaSets(self._bucket.store, keys).load_newest().taken > 0
+        return ReplicaSets(self._bucket.store, keys, pause=self._timing.pause)
 
     def look_at(self, topics: Sequence[str], *, leader: int) -> None:
         """That broker leads some of these topics' partitions: look at those that follow another."""
@@ -258,18 +266,30 @@ class Replicas:
 
     def run_round(self) -> None:
         """In the background, and often: nothing here waits."""
-        tidies = monotonic_ms() >= self._tidy_again_ms
+        now_ms = self._timing.monotonic()
+        tidies = now_ms >= self._tidy_again_ms
         if tidies:
-            self._tidy_again_ms = monotonic_ms() + TIDY_INTERVAL_MS
+            self._tidy_again_ms = now_ms + TIDY_INTERVAL_MS
         for replica in list(self._replicas.values()):
-            try:
-                step = self.elections.next_step(replica)
-            except UnknownTopic:  # it is being deleted
-                continue
-            if step is None and tidies and replica.role is Role.FOLLOWER:
-                step = partial(self._tidy, replica)
-            if step is not None:
-                self._work(replica, step)
+            is_idle = not self._do_what_is_due(replica)
+            if is_idle and tidies and replica.role is Role.FOLLOWER:
+                self._work(replica, partial(self._tidy, replica))
+
+    def _do_what_is_due(self, replica: Replica) -> bool:
+        """Whether there is something to do about it."""
+        try:
+            step = self.elections.next_step(replica)
+        except UnknownTopic:  # it is being deleted
+            return False
+        if step is not None:
+            self._work(replica, partial(self._take_next_step, replica))
+        return step is not None
+
+    def _take_next_step(self, replica: Replica) -> None:
+        """What is due by now: another may have sent a version since it was looked at."""
+        step = self.elections.next_step(replica)
+        if step is not None:
+            step()
 
     def prefer(self) -> None:
         """Hand over what another broker is preferred to lead, and has in sync (Kafka's
@@ -316,15 +336,20 @@ class Replicas:
 
     def _lead(self, replica: Replica, in_force: InForce) -> None:
         topic = self._topics.find_by_id(replica.place[0])
-        replica.log.begin_term(in_force.epoch)
+        partition = self._opener.lead(replica.log, topic.record, epoch=in_force.epoch)
+        try:
+            self._follow_manifest(replica, partition)
+            replica.log.begin_term(in_force.epoch)
+        except BaseException:  # it claims again, and until then it is a follower's log
+            partition.retire()
+            raise
         term = Term(
             replica.log,
             in_force,
             lag_ms=self._settings.replica_lag_time_max_ms,
             min_in_sync=partial(self._min_in_sync, replica),
+            monotonic=self._timing.monotonic,
         )
-        partition = self._opener.lead(replica.log, topic.record, epoch=in_force.epoch)
-        self._follow_manifest(replica, partition)
         if topic.config.compacts:
             partition.compaction.follow_bucket()
         partition.term = term
