@@ -38,6 +38,11 @@ class FailingDisk(LossyDisk):
     def heal(self) -> None:
         self._error = None
 
+    def forget(self) -> None:
+        """All files so far: they are gone."""
+        self._files.clear()
+        self._names.clear()
+
     def crash_broker(self, died: Path, image: Path, random: Random, *, power_fails: bool) -> None:
         """Make `image` the data folder that a broker finds when it starts again on `died`."""
         if power_fails:

@@ -1,0 +1,208 @@
+"""What is known about a replicated partition, as plain lists, and what must hold after every step.
+
+| I1  | a member of the set in force has, flushed, all that is committed, and each answered trim   |
+| I2  | the leader in force has all that is committed                                              |
+| I3  | what any leader shows, deposed or not, is a beginning of what is committed                 |
+| I4  | offset and epoch determine a batch, byte for byte                                          |
+| I5  | what the manifest names is committed, and so is its log start                              |
+| I6  | what a replica deleted from its disk is in the manifest, or below a leader's log start     |
+| I7  | the manifest's epochs rise, and each is one that its owner was elected under               |
+| R3  | the set is never made smaller than the minimum                                             |
+| R8  | a leader in force that knows its end shows all that was committed when it was elected      |
+
+Besides: what was acknowledged is where it was said to be, and no producer's batch is there twice.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tierlog.broker.replication.replica import folder_of
+from tierlog.hot_tier.log import PartitionLog
+from tierlog.manifest.keys import PartitionKeys
+from tierlog.manifest.replica_sets import ReplicaSet, ReplicaSets
+from tierlog.manifest.state import Manifest
+from tierlog.manifest.store import ManifestStore, StoreOptions
+from tierlog.object_store.memory import MemoryStore
+from tierlog.record_format.batch import iter_headers
+
+
+class Wrong(AssertionError):
+    """Something that the protocol promises does not hold."""
+
+
+class Batch(NamedTuple):
+    base_offset: int
+    next_offset: int
+    epoch: int
+    producer: tuple[int, int]  # id and base sequence
+    body: bytes
+
+
+class Shown(NamedTuple):
+    """One replica as it is now."""
+
+    name: str
+    replica_id: str
+    batches: list[Batch]
+    flushed_end: int
+    high_watermark: int
+    log_start_offset: int
+    first_local_offset: int
+    led_epoch: int | None  # None: it does not lead
+    is_settled: bool
+
+
+def batches_of(log: PartitionLog) -> list[Batch]:
+    """All that its local segments have, flushed or not."""
+    found: list[Batch] = []
+    offset = log.first_local_offset
+    while offset < log.log_end_offset:
+        read = log.read_for_replica(offset, max_bytes=1 << 20)
+        try:
+            body = b"".join(piece.read() for piece in read.slices)
+        finally:
+            read.close()
+        if not body:
+            break
+        for one in iter_headers(body):
+            producer = (one.producer_id, one.base_sequence)
+            data = body[one.position : one.end_position]
+            found.append(Batch(one.base_offset, one.next_offset, one.leader_epoch, producer, data))
+        offset = found[-1].next_offset
+    return found
+
+
+class Truth:
+    """`committed`: batches by base offset; `acked`: producers' ids and sequences by base offset."""
+
+    def __init__(self, store: MemoryStore, keys: PartitionKeys, *, min_in_sync: int) -> None:
+        self._sets = ReplicaSets(store, keys)
+        self._manifests = ManifestStore(store, keys, StoreOptions(clock=lambda: 0))
+        self._min_in_sync = min_in_sync
+        self.committed: dict[int, Batch] = {}
+        self.committed_end = self.trimmed = 0
+        self._log_start = 0  # the highest that a leader had
+        self.acked: dict[int, tuple[int, int]] = {}
+        self.acked_end = 0
+        self._by_epoch: dict[tuple[int, int], bytes] = {}
+        self._producers: dict[tuple[int, int], int] = {}
+        self._elected: dict[int, str] = {}  # replica ids by epoch
+        self._committed_before: dict[int, int] = {}  # by epoch: up to where, when it was elected
+        self.newest: ReplicaSet | None = None
+        self.manifest: Manifest | None = None
+
+    # --- what happens -----------------------------------------------------------------------------
+
+    def acknowledge(self, base_offset: int, next_offset: int, producer: tuple[int, int]) -> None:
+        if self.acked.setdefault(base_offset, producer) != producer:
+            raise Wrong(f"offset {base_offset} is acknowledged twice")
+        there = self.committed.get(base_offset)
+        if there is not None and there.producer != producer:
+            raise Wrong(f"offset {base_offset} is acknowledged to {producer}, and is {there}")
+        self.acked_end = max(self.acked_end, next_offset)
+
+    @property
+    def end(self) -> int:
+        return max(self.committed_end, self.acked_end)
+
+    # --- the bucket -------------------------------------------------------------------------------
+
+    def note_bucket(self) -> None:
+        """Something was written there."""
+        newest = self._sets.load_newest().found
+        if newest is not None and newest != self.newest:
+            self._note_set(newest)
+        manifest = self._manifests.load_manifest()
+        if manifest is not None and manifest != self.manifest:
+            self._note_manifest(manifest)
+
+    def _note_set(self, newest: ReplicaSet) -> None:
+        before, self.newest = self.newest, newest
+        if before is not None and len(newest.in_sync) < min(self._min_in_sync, len(before.in_sync)):
+            raise Wrong(f"the set shrinks to {newest.in_sync}, below {self._min_in_sync}")
+        if newest.leader is None:
+            return
+        if self._elected.setdefault(newest.leader_epoch, newest.leader) != newest.leader:
+            raise Wrong(f"epoch {newest.leader_epoch} has two leaders")
+        self._committed_before.setdefault(newest.leader_epoch, self.end)
+
+    def _note_manifest(self, manifest: Manifest) -> None:
+        before, self.manifest = self.manifest, manifest
+        if before is not None and manifest.leader_epoch < before.leader_epoch:
+            raise Wrong(f"the manifest's epoch falls to {manifest.leader_epoch}")
+        elected = self._elected.get(manifest.leader_epoch)
+        if elected is None or folder_of(elected) != manifest.owner:
+            raise Wrong(f"{manifest.owner} owns the manifest under {manifest.leader_epoch}")
+
+    # --- a replica --------------------------------------------------------------------------------
+
+    def check_replica(self, it: Shown) -> None:
+        for one in it.batches:
+            if self._by_epoch.setdefault((one.base_offset, one.epoch), one.body) != one.body:
+                raise Wrong(f"{it.name}: offset {one.base_offset} of epoch {one.epoch} differs")
+        if it.led_epoch is not None:
+            self._extend(it)
+        self._check_against(it, it.high_watermark)
+        self._check_deleted(it)
+        newest = self.newest
+        if newest is None or it.replica_id not in newest.in_sync:
+            return
+        self._check_member(it)
+        if (it.led_epoch, it.replica_id) == (newest.leader_epoch, newest.leader):
+            before = self._committed_before[newest.leader_epoch]
+            if it.is_settled and it.high_watermark < before:
+                raise Wrong(f"{it.name} shows {it.high_watermark}, {before} was committed before")
+
+    def _extend(self, it: Shown) -> None:
+        for one in it.batches:
+            if one.base_offset != self.committed_end or one.next_offset > it.high_watermark:
+                continue
+            if one.producer[0] >= 0:
+                twice = self._producers.setdefault(one.producer, one.base_offset)
+                if twice != one.base_offset:
+                    raise Wrong(f"{one.producer} is at {twice} and at {one.base_offset}")
+            wanted = self.acked.get(one.base_offset, one.producer)
+            if wanted != one.producer:
+                raise Wrong(f"offset {one.base_offset} was acknowledged to {wanted}: {one}")
+            self.committed[one.base_offset], self.committed_end = one, one.next_offset
+        if it.high_watermark > self.committed_end and it.first_local_offset <= self.committed_end:
+            raise Wrong(f"{it.name} shows {it.high_watermark}, committed is {self.committed_end}")
+
+    def _check_against(self, it: Shown, end: int) -> None:
+        """Whether it agrees with what is committed below `end`."""
+        for one in it.batches:
+            if one.base_offset >= end:
+                return
+            there = self.committed.get(one.base_offset)
+            if there is not None and there.body != one.body:
+                raise Wrong(f"{it.name} has another batch at {one.base_offset}: {one} {there}")
+            wanted = self.acked.get(one.base_offset, one.producer)
+            if wanted != one.producer:
+                raise Wrong(f"{it.name}: {wanted} was acknowledged at {one.base_offset}: {one}")
+
+    def _check_deleted(self, it: Shown) -> None:
+        named = 0 if self.manifest is None else self.manifest.end_offset
+        if it.led_epoch is not None:
+            self._log_start = max(self._log_start, it.log_start_offset)
+        if it.first_local_offset > max(named, self._log_start):
+            raise Wrong(f"{it.name} deleted up to {it.first_local_offset}, the bucket has {named}")
+        if named > self.end:
+            raise Wrong(f"the manifest names {named}, committed is {self.end}")
+        if self.manifest is not None and self.manifest.log_start_offset > self.end:
+            raise Wrong(
+                f"the manifest begins at {self.manifest.log_start_offset}, above {self.end}"
+            )
+
+    def _check_member(self, it: Shown) -> None:
+        if it.flushed_end < self.end:
+            raise Wrong(f"{it.name} is in sync with {it.flushed_end}, committed is {self.end}")
+        if it.log_start_offset < self.trimmed:
+            raise Wrong(f"{it.name} begins at {it.log_start_offset}, trimmed to {self.trimmed}")
+        self._check_against(it, self.end)
+        there = {one.base_offset for one in it.batches}
+        lost = [at for at in (*self.committed, *self.acked) if it.first_local_offset <= at]
+        if missing := set(lost) - there:
+            at = min(missing)
+            if not any(one.base_offset < at < one.next_offset for one in it.batches):
+                raise Wrong(f"{it.name} is in sync without offset {at}")

@@ -1,0 +1,783 @@
+"""Brokers' replicas of one partition, with everything that may happen to them: one seeded source of
+chance says whose step is next, what fails, what is lost and for how long everything takes.
+
+* A step is a whole one of a broker's background work, a client's call, or a fault. Wherever it
+  waits for the bucket, the disk or another broker, others may go on (`pass_time`), for one step or
+  for many: then the broker that waits is as good as stopped by SIGSTOP, and goes on with what it
+  knew.
+* A request to the bucket may fail before or after its effect, or land once its sender has given up.
+* A killed broker finds what a process leaves, or what a machine keeps that loses power.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import structlog
+
+from tests.simulation.failing_disk import FailingDisk
+from tests.simulation.replica_node import (
+    LAG_MS,
+    NEVER_MS,
+    SESSION_MS,
+    Killed,
+    Node,
+    deliver,
+)
+from tests.simulation.replica_truth import Shown, Truth, Wrong, batches_of
+from tierlog.broker.cluster.members import Member
+from tierlog.broker.data_folder import TopicIdPartition
+from tierlog.broker.partition import Partition
+from tierlog.broker.replication.messages import ReplicaFetch
+from tierlog.broker.replication.replica import Role
+from tierlog.broker.topic_registry import TopicRecord
+from tierlog.hot_tier.log_writer import Acks, AppendResult
+from tierlog.manifest.keys import PartitionKeys
+from tierlog.object_store.memory import MemoryStore
+from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.encode import encode_batch
+from tierlog.record_format.errors import TierlogError
+from tierlog.record_format.produced import ProduceLimits, check_produced
+
+TOPIC, TOPIC_ID = "t", "MjD0UKSJT2qa6zQLS6M5HA"
+DEPTH_MAX = 3
+QUIET_ROUNDS = 80
+
+
+class Store(MemoryStore):
+    """`changes`: how often something was written."""
+
+    changes = 0
+
+    def put(self, key: str, body: bytes | memoryview, **options: Any) -> Any:
+        done = super().put(key, body, **options)
+        self.changes += 1
+        return done
+
+
+class Producer:
+    """An idempotent one: it repeats a batch until it is acknowledged."""
+
+    def __init__(self, producer_id: int) -> None:
+        self.producer_id, self.sequence = producer_id, 0
+        self.values: list[bytes] = []
+        self.asked: Future[AppendResult] | None = None
+        self.node: Node | None = None
+
+
+class World:
+    def __init__(self, seed: int, root: Path, disk: FailingDisk, trace: list[str]) -> None:
+        self.random, self.root, self.disk, self.trace = Random(seed), root, disk, trace
+        random = self.random
+        self.now_ms, self.depth, self.thread = 10**12, 0, threading.get_ident()
+        self.clock: Callable[[], int] = lambda: self.now_ms
+        self.store, self.lives = Store(), 0
+        self.late: list[tuple[str, Callable[[], object]]] = []
+        self.old_fetches: list[tuple[int, ReplicaFetch]] = []
+        self.messages: list[tuple[int, Callable[[Node], object]]] = []
+        self.cut: set[tuple[int, int]] = set()
+        self.loses_messages = self.store_fails = 0.0
+        self.disk_pauses = True
+        self.is_quiet = True  # until all are there
+        self.fetch_max_bytes = random.choice((300, 1000, 1 << 20))
+        self.count = random.choice((3, 3, 4, 5))
+        factor = random.choice((2, 3, 3, 3))
+        min_in_sync = random.choice((1, 2, 2))
+        self.record = TopicRecord(
+            name=TOPIC,
+            topic_id=TOPIC_ID,
+            partitions=1,
+            config={
+                "segment.bytes": 1024,
+                "segment.index.bytes": 480,
+                "min.insync.replicas": min_in_sync,
+                "flush.ms": NEVER_MS,
+                "file.delete.delay.ms": 0,
+                "local.retention.bytes": random.choice((1, 2048, 4000)),
+                "retention.bytes": random.choice((-1, -1, 4000)),
+                "retention.ms": -1,
+                "offload.max.lag.ms": -1,
+            },
+            created_ms=self.now_ms,
+            replication_factor=factor,
+            dirty=False,
+        )
+        self.place: TopicIdPartition = (TOPIC_ID, 0)
+        keys = PartitionKeys(TOPIC, *self.place)
+        self.truth = Truth(self.store, keys, min_in_sync=min_in_sync)
+        self._changes_seen = 0
+        self._checked: dict[Node, tuple[object, ...]] = {}
+        self.producers = [Producer(100 + n) for n in range(3)]
+        self.loose = 0
+        self.folder_ids: dict[int, str] = {}
+        self.nodes: list[Node | None] = [None] * self.count
+        self.folders: list[Path] = []
+        self.running: list[Node] = []
+        self.ended: list[Node] = []
+        self.trims: list[tuple[Partition, Node]] = []
+        self.wrong: Wrong | None = None
+        self._likely = {name: random.choice((0, 1, 1, 3)) for name in FAULTS}
+        self._likely_pause = random.choice((0.0, 0.02, 0.1))
+        self.disk.before_call = self._before_disk_call
+
+    def begin(self) -> None:
+        """All brokers start, and the topic is created."""
+        for number in range(self.count):
+            self.folders.append(self._new_folder(number))
+            self._start(number)
+        factor = self.record.replication_factor
+        replicas = self.random.sample(range(self.count), factor)
+        first = self.nodes[0]
+        assert first is not None
+        first.replicas.create(self.record, {0: replicas}, self.folder_ids)
+        for number in replicas:
+            self.nodes[number].replicas.settle(self.place)  # type: ignore[union-attr]
+        self.is_quiet = False
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def pass_time(self, node: Node, may_go_on: bool) -> None:
+        """The node waits: let others go on for a while, and itself, if its locks are free."""
+        if node.is_dead:
+            raise Killed
+        if self.is_quiet or threading.get_ident() != self.thread or self.depth >= DEPTH_MAX:
+            return
+        if self.random.random() >= self._likely_pause:
+            return
+        was, node.is_frozen = node.is_frozen, not may_go_on or self.random.random() < 0.3
+        self.depth += 1
+        self.trace.append(f"  {node} waits{' frozen' if node.is_frozen else ''}")
+        try:
+            for _ in range(self.random.choice((1, 2, 4, 30))):
+                self.step()
+        finally:
+            self.depth -= 1
+            node.is_frozen = was
+            self.trace.append(f"  {node} goes on")
+        if node.is_dead:
+            raise Killed
+
+    def _before_disk_call(self, call: str) -> None:
+        if not self.disk_pauses or not self.running or threading.get_ident() != self.thread:
+            return
+        node = self.running[-1]
+        if call in ("sync_bytes", "sync_folder", "rename"):
+            was, node.is_in_disk = node.is_in_disk, True
+            try:
+                self.pass_time(node, False)
+            finally:
+                node.is_in_disk = was
+        elif node.is_dead:
+            raise Killed
+
+    @contextmanager
+    def _without_pauses(self) -> Iterator[None]:
+        was, self.disk_pauses = self.disk_pauses, False
+        try:
+            yield
+        finally:
+            self.disk_pauses = was
+
+    def store_fault(self, node: Node) -> str:
+        if self.is_quiet or self.random.random() >= self.store_fails:
+            return ""
+        return self.random.choice(("late", "lost before", "lost after"))
+
+    # --- whose step is next -----------------------------------------------------------------------
+
+    def step(self) -> None:
+        self.now_ms += self.random.choice((1, 5, 20, 100, 300))
+        names = [*WORK, *(name for name in FAULTS if self._likely[name])]
+        weights = [*WORK.values(), *(FAULTS[n] * self._likely[n] for n in names[len(WORK) :])]
+        name = self.random.choices(names, weights)[0]
+        number = self.random.randrange(self.count)
+        if name in FAULTS:
+            self.trace.append(f"{name} {self.nodes[number] or number}")
+            getattr(self, name)(number)
+        elif able := [one for one in self.nodes if one and not one.is_frozen and has(one, name)]:
+            self.act(self.random.choice(able), name)
+        self.check()
+
+    def act(self, node: Node, name: str) -> None:
+        """One step of a node, unless it is doing something that this would wait for."""
+        if node.doing and not self._is_free(node, name):
+            return
+        kind = "work" if name in ("work", "appends", "fetch", "hear") else name
+        node.doing.append(kind)
+        self.running.append(node)
+        self.trace.append(f"{name} {node}")
+        try:
+            getattr(self, name)(node)
+        except Killed:
+            assert node.is_dead, "it ends itself alone"
+        except Wrong as wrong:
+            self.wrong = self.wrong or wrong
+        except TierlogError as error:
+            self.trace.append(f"    {type(error).__name__}: {error}"[:150])
+        finally:
+            self.running.pop()
+            node.doing.pop()
+            if self.wrong is not None:  # a broker's own handler may have swallowed it
+                raise self.wrong
+
+    def _is_free(self, node: Node, name: str) -> bool:
+        if set(node.doing) - {"work"} or node._holds_lock():
+            return False
+        if name in ("work", "hear"):
+            return not node.is_stepping
+        return name in ("appends", "fetch", "produce", "read", "resolve", "due")
+
+    # --- what brokers do --------------------------------------------------------------------------
+
+    def due(self, node: Node) -> None:
+        node.replicas.run_round()
+
+    def work(self, node: Node) -> None:
+        node.work.calls.popleft()()
+
+    def appends(self, node: Node) -> None:
+        node.appends.calls.popleft()()
+
+    def fetch(self, node: Node) -> None:
+        free = [one for one in node.fetchers.values() if not getattr(one, "is_busy", False)]
+        if not free:
+            return
+        fetcher: Any = self.random.choice(free)
+        fetcher.is_busy = True
+        try:
+            fetcher.fetch_once()
+        finally:
+            fetcher.is_busy = False
+
+    def copy(self, node: Node) -> None:
+        node.copy()
+
+    def keep_up(self, node: Node) -> None:
+        node.keep_up()
+
+    def roll(self, node: Node) -> None:
+        if node.partition is not None:
+            node.partition.upkeep.roll()
+
+    def save(self, node: Node) -> None:
+        node.topics.checkpoints.save()
+
+    def prefer(self, node: Node) -> None:
+        node.replicas.prefer()
+
+    def hand_over(self, node: Node) -> None:
+        partition, other = node.partition, self.random.randrange(self.count)
+        if partition is None or other == node.number or node.is_stepping:
+            return
+        target = self._member(node, other)
+        node.replicas.moves.hand_over(partition, target, timeout_s=0)
+
+    def reassign(self, node: Node) -> None:
+        partition, factor = node.partition, self.record.replication_factor
+        if partition is None or node.is_stepping or self.count == factor:
+            return
+        target = self.random.sample(range(self.count), factor)
+        node.replicas.moves.reassign(partition, target)
+
+    def trim(self, node: Node) -> None:
+        partition = node.partition
+        if partition is None:
+            return
+        partition.check_leadership()
+        start, end = partition.log_start_offset, partition.high_watermark
+        before = self.random.randint(start, start + (end - start) // 3)
+        if before > start:
+            node.janitor.trim_partition(partition, before)
+            self.trims.append((partition, node))
+
+    def hear(self, node: Node) -> None:
+        """What another broker says that it leads; or something that it said some time ago."""
+        if self.messages and self.random.random() < 0.7:
+            at = self.random.randrange(len(self.messages))
+            number, call = self.messages[at]
+            if self.nodes[number] is node:
+                del self.messages[at]
+                call(node)
+            return
+        number = self.random.randrange(self.count)
+        other = self.nodes[number]
+        if other is None or other is node or other.is_frozen:
+            return
+        if {(number, node.number), (node.number, number)} & self.cut:
+            return
+        self.hear_report(node, other)
+
+    def hear_report(self, node: Node, other: Node) -> None:
+        shown = other.replicas.shown_here().get(self.place)
+        if shown is None:
+            return
+        node.replicas.look_if_replaced(lambda _: shown.leader_epoch)
+        if node.number in shown.replicas and not node.replicas.has(self.place):
+            node.replicas.settle(self.place)
+
+    def sees(self, node: Node) -> None:
+        """Who it takes for dead: mostly those that are."""
+        dead = {n for n, one in enumerate(self.nodes) if one is None or one.is_frozen}
+        if self.random.random() < 0.1:
+            dead |= {self.random.randrange(self.count)}
+        node.presumed_dead = dead - {node.number}
+
+    def send_name(self, node: Node, number: int, places: Sequence[TopicIdPartition]) -> None:
+        self._send(node, number, lambda to: [to.replicas.settle(place) for place in places])
+
+    def send_leads(self, node: Node, number: int, topics: Sequence[str]) -> None:
+        sender = node.number
+        self._send(node, number, lambda to: to.replicas.look_at(topics, leader=sender))
+
+    def _send(self, node: Node, number: int, call: Callable[[Node], object]) -> None:
+        if number != node.number and (node.number, number) not in self.cut:
+            self.messages = [*self.messages[-20:], (number, call)]
+
+    def _member(self, node: Node, number: int) -> Member:
+        return node.replicas._members.find_member(number)
+
+    # --- clients ----------------------------------------------------------------------------------
+
+    def produce(self, node: Node) -> None:
+        partition = node.partition
+        if partition is None:
+            return
+        if self.random.random() < 0.2:
+            self.loose += 1
+            values = [b"loose %d" % self.loose]
+            partition.append(self._encoded(values), acks=Acks.LEADER)
+            return
+        one = self.random.choice(self.producers)
+        self._resolve(one)
+        if one.asked is not None:
+            return
+        if not one.values:
+            count = self.random.randint(1, 3)
+            one.values = [
+                b"%d %d " % (one.producer_id, one.sequence + n)
+                + b"x" * self.random.choice((0, 100, 300))
+                for n in range(count)
+            ]
+        encoded = self._encoded(one.values, producer_id=one.producer_id, sequence=one.sequence)
+        one.node, one.asked = node, partition.append(encoded, acks=Acks.ALL)
+
+    def _encoded(self, values: list[bytes], *, producer_id: int = -1, sequence: int = -1) -> Any:
+        body = encode_batch(
+            values,
+            timestamps=[self.now_ms] * len(values),
+            producer_id=producer_id,
+            producer_epoch=0 if producer_id >= 0 else -1,
+            base_sequence=sequence,
+        )
+        return check_produced(body, ProduceLimits(max_message_bytes=1 << 20, now_ms=self.now_ms))
+
+    def resolve(self, node: Node) -> None:
+        for one in self.producers:
+            self._resolve(one)
+        for partition, leader in list(self.trims):
+            if leader.is_dead or leader.partition is not partition:
+                self.trims.remove((partition, leader))
+                continue
+            with suppress(TierlogError):
+                start = partition.log_start_offset
+                partition.wait_for_trim(timeout_s=0)
+                self.truth.trimmed = max(self.truth.trimmed, start)
+                self.trims.remove((partition, leader))
+
+    def _resolve(self, one: Producer) -> None:
+        asked, node = one.asked, one.node
+        if asked is None or node is None:
+            return
+        if node.is_dead or (not asked.done() and self.random.random() < 0.1):
+            one.asked = None  # it asks again: nobody knows what became of it
+            return
+        if not asked.done():
+            return
+        one.asked = None
+        error = asked.exception()
+        if error is None:
+            result = asked.result()
+            self.truth.acknowledge(
+                result.base_offset, result.last_offset + 1, (one.producer_id, one.sequence)
+            )
+            one.sequence, one.values = one.sequence + len(one.values), []
+        elif not isinstance(error, TierlogError | Killed):
+            raise Wrong(f"an append failed with {error!r}") from error
+
+    def read(self, node: Node) -> None:
+        """A consumer's fetch, of either tier."""
+        partition = node.partition
+        if partition is None or partition.log_start_offset >= partition.high_watermark:
+            return
+        self.check()  # it may show more than it did after the last step
+        offset = self.random.randint(partition.log_start_offset, partition.high_watermark - 1)
+        self.read_from(partition, offset)
+
+    def read_from(self, partition: Partition, offset: int) -> int:
+        with closing(partition.read(offset, max_bytes=self.random.choice((1, 1 << 20)))) as found:
+            body = b"".join(piece.read() for piece in found.slices)
+        for header in iter_headers(body):
+            there = self.truth.committed.get(header.base_offset)
+            data = body[header.position : header.end_position]
+            if there is None or there.body != data:
+                raise Wrong(f"{partition} was read at {header.base_offset}: {header} is not there")
+        if found.next_offset <= offset:
+            raise Wrong(f"{partition} ends at {offset}, and shows {partition.high_watermark}")
+        return found.next_offset
+
+    # --- faults -----------------------------------------------------------------------------------
+
+    def kill(self, number: int) -> None:
+        node = self.nodes[number]
+        if node is None:
+            return
+        self.end(node, power_fails=self.random.random() < 0.6)
+
+    def end(self, node: Node, *, power_fails: bool) -> None:
+        number = node.number
+        folder = self._new_folder(number, is_made=False)
+        with self._without_pauses():
+            self.disk.crash_broker(
+                self.folders[number], folder, self.random, power_fails=power_fails
+            )
+        node.is_dead = True
+        self.nodes[number] = None
+        self.ended.append(node)
+        self.folders[number] = folder
+
+    def kill_all(self, number: int) -> None:
+        for one in self.nodes:
+            if one is not None:
+                self.end(one, power_fails=True)
+
+    def start(self, number: int) -> None:
+        if self.nodes[number] is None:
+            self._start(number)
+
+    def _start(self, number: int) -> None:
+        with self._without_pauses():
+            node = Node(self, number, self.folders[number])
+        self.folder_ids[number] = node.folder.owner
+        self.nodes[number] = node
+        self.running.append(node)
+        try:
+            node.open()
+            node.know(self.record)
+        except Killed:
+            assert node.is_dead
+        finally:
+            self.running.pop()
+            node.doing.pop()
+        if node.replicas._damaged:
+            raise Wrong(f"{node}: {node.replicas._damaged}")
+
+    def wipe(self, number: int) -> None:
+        """It comes back with an empty disk, or without its log; not if it might be the last one
+        that has what is committed.
+        """
+        node, newest = self.nodes[number], self.truth.newest
+        if newest is None or not self._may_lose(number):
+            return
+        if node is not None:
+            self.end(node, power_fails=False)
+        if self.random.random() < 0.5:
+            self.folders[number] = self._new_folder(number)
+        else:
+            shutil.rmtree(self.folders[number] / f"{TOPIC}-0", ignore_errors=True)
+        self._start(number)
+
+    def _may_lose(self, number: int) -> bool:
+        sent = [one.replica.sent for one in self.nodes if one and one.replica and one.replica.sent]
+        sets = [one.in_sync for one in (self.truth.newest, *sent) if one is not None]
+        return not self.late and all(len(self._there(one) - {number}) >= 2 for one in sets)
+
+    def _there(self, in_sync: Sequence[str]) -> set[int]:
+        """The members' brokers that have what they said, as far as the disks say."""
+        return {
+            number
+            for number in range(self.count)
+            for one in in_sync
+            if one == self.replica_id(number)
+        }
+
+    def replica_id(self, number: int) -> str | None:
+        node = self.nodes[number]
+        if node is not None:
+            return None if node.replica is None else node.replica.kept.replica_id
+        path = self.folders[number] / "tierlog/replicas" / f"{TOPIC_ID}-0.json"
+        is_there = path.exists() and (self.folders[number] / f"{TOPIC}-0").exists()
+        found = path.read_bytes().partition(b'"replica_id":"')[2] if is_there else b""
+        return found.partition(b'"')[0].decode() or None
+
+    def cut_link(self, number: int) -> None:
+        other = self.random.randrange(self.count)
+        self.cut.add((number, other))
+        if self.random.random() < 0.5:
+            self.cut.add((other, number))
+
+    def heal_links(self, number: int) -> None:
+        self.cut.clear()
+        self.loses_messages = self.random.choice((0.0, 0.0, 0.3))
+
+    def fail_store(self, number: int) -> None:
+        self.store_fails = self.random.choice((0.1, 0.3, 1.0))
+        if (node := self.nodes[number]) is not None:
+            node.is_cut_off = self.random.random() < 0.3
+
+    def heal_store(self, number: int) -> None:
+        self.store_fails = 0.0
+        for node in self.nodes:
+            if node is not None:
+                node.is_cut_off = False
+
+    def land(self, number: int) -> None:
+        if self.late:
+            _, change = self.late.pop(self.random.randrange(len(self.late)))
+            deliver(change)
+
+    def hear_again(self, number: int) -> None:
+        """A fetch of some time ago arrives once more."""
+        if self.old_fetches:
+            to, request = self.random.choice(self.old_fetches)
+            node = self.nodes[to]
+            if node is not None and not node.is_frozen:
+                node.answer(request)
+
+    def wait(self, number: int) -> None:
+        self.now_ms += self.random.choice((SESSION_MS, LAG_MS, 5_000))
+
+    def _new_folder(self, number: int, *, is_made: bool = True) -> Path:
+        self.lives += 1
+        path = self.root / f"{'abcde'[number]}{self.lives}"
+        if is_made:
+            (path / "tierlog").mkdir(parents=True)
+            stat = path.stat()
+            owner = f"{path.name} {stat.st_dev}:{stat.st_ino}"
+            (path / "tierlog/owner").write_text(owner)
+        return path
+
+    # --- after every step -------------------------------------------------------------------------
+
+    def check(self) -> None:
+        try:
+            self._check()
+        except Wrong as wrong:
+            self.wrong = self.wrong or wrong
+            raise
+
+    def _check(self) -> None:
+        is_new = self.store.changes != self._changes_seen
+        if is_new:
+            self._changes_seen = self.store.changes
+            self.truth.note_bucket()
+        whole = [one for one in self.nodes if one is not None and not one.is_in_disk]
+        for node in sorted(whole, key=lambda one: one.partition is None):  # leaders first
+            self._check_node(node, is_new=is_new)
+
+    def _check_node(self, node: Node, *, is_new: bool) -> None:
+        replica = node.replica
+        if replica is None:
+            return
+        if replica.role is Role.OFFLINE:
+            raise Wrong(f"{node} is offline")
+        log, term = replica.log, replica.term
+        now = (
+            log,
+            log.log_end_offset,
+            log.flushed_end,
+            log.high_watermark,
+            log.first_local_offset,
+            log.log_start_offset,
+            log.epochs,
+            None if term is None else (term.epoch, term.is_settled),
+        )
+        if not is_new and self._checked.get(node) == now:
+            return
+        self._checked[node] = now
+        self.truth.check_replica(
+            Shown(
+                str(node),
+                replica.kept.replica_id,
+                batches_of(log),
+                log.flushed_end,
+                log.high_watermark,
+                log.log_start_offset,
+                log.first_local_offset,
+                None if term is None else term.epoch,
+                term is not None and term.is_settled,
+            )
+        )
+
+    # --- at the end -------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """From here on nothing fails: somebody leads, all are in sync, and all is acknowledged."""
+        self.is_quiet = True
+        self.trace.append("quiet")
+        self.cut.clear()
+        self.loses_messages = 0.0
+        self.heal_store(0)
+        for _, change in self.late:
+            if self.random.random() < 0.5:
+                deliver(change)
+        self.late.clear()
+        for number in range(self.count):
+            self.start(number)
+        acked = len(self.truth.acked)
+        for number in range(QUIET_ROUNDS):
+            self._quiet_round(writes=number % 4 == 0)
+            if self._is_well() and len(self.truth.acked) > acked:
+                break
+        else:
+            raise Wrong(f"it does not heal: {self.truth.newest} {self._state()}")
+        self._check_all_is_there()
+
+    def _quiet_round(self, *, writes: bool) -> None:
+        self.now_ms += 250
+        for node in self.nodes:
+            assert node is not None
+            node.presumed_dead = set()
+            for name in ("due", "fetch", *["produce"] * writes):
+                self._act_well(node, name)
+            while able := [one for one in ("work", "appends") if has(node, one)]:
+                self._act_well(node, able[0])
+            for other in self.nodes:
+                if other is not None and other is not node:
+                    with suppress(TierlogError):
+                        self.hear_report(node, other)
+            for name in ("fetch", "copy", "keep_up"):
+                self._act_well(node, name)
+            self.resolve(node)
+
+    def _act_well(self, node: Node, name: str) -> None:
+        self.act(node, name)
+        self.check()
+
+    def _is_well(self) -> bool:
+        newest = self.truth.newest
+        if newest is None or newest.leader is None or newest.target:
+            return False
+        ids = {self.replica_id(number) for number in newest.replicas}
+        ends = {
+            one.replica.log.flushed_end
+            for one in self.nodes
+            if one is not None and one.number in newest.replicas and one.replica is not None
+        }
+        led = [one.partition for one in self.nodes if one is not None and one.partition is not None]
+        is_all_shown = {one.high_watermark for one in led} == ends
+        return is_all_shown and ids == set(newest.in_sync)
+
+    def _state(self) -> list[str]:
+        found = []
+        for node in self.nodes:
+            if node is not None and (one := node.replica) is not None:
+                pending = None if one.term is None else one.term.lead.pending
+                found.append(
+                    f"{node}: {one.role} {one.kept} {one.following} sent={one.sent} {pending} "
+                    f"{one.log.log_end_offset} {one.log.flushed_end} {one.log.high_watermark} "
+                    f"refused={one.refused} leads={one.partition is not None}"
+                )
+        return found
+
+    def _check_all_is_there(self) -> None:
+        (leader,) = [one for one in self.nodes if one is not None and one.partition is not None]
+        partition = leader.partition
+        assert partition is not None
+        offset = partition.log_start_offset
+        while offset < partition.high_watermark:
+            offset = self.read_from(partition, offset)
+
+    def close(self) -> None:
+        self.disk.heal()
+        self.disk.before_call = lambda call: None
+        for node in (*self.nodes, *self.ended):
+            if node is not None:
+                node.release()
+
+
+WORK = {
+    "due": 6,
+    "work": 14,
+    "appends": 12,
+    "fetch": 20,
+    "produce": 10,
+    "resolve": 5,
+    "read": 2,
+    "hear": 4,
+    "sees": 3,
+    "copy": 3,
+    "keep_up": 2,
+    "roll": 1,
+    "save": 1,
+    "trim": 2,
+    "hand_over": 1,
+    "prefer": 1,
+    "reassign": 1,
+}
+FAULTS = {
+    "kill": 1.0,
+    "kill_all": 0.1,
+    "start": 5,
+    "wipe": 0.4,
+    "cut_link": 1.0,
+    "heal_links": 1.0,
+    "fail_store": 0.7,
+    "heal_store": 1.5,
+    "land": 1.0,
+    "hear_again": 1.0,
+    "wait": 1.5,
+}
+
+
+LEADERS = ("produce", "read", "copy", "keep_up", "roll", "trim", "hand_over", "reassign", "prefer")
+
+
+def has(node: Node, name: str) -> bool:
+    """Whether it has something of the kind to do."""
+    if name in LEADERS:
+        return node.partition is not None
+    if name == "fetch":
+        return bool(node.fetchers)
+    return name not in ("work", "appends") or bool(getattr(node, name).calls)
+
+
+class Lines:
+    """Where log lines go: to the trace. One that says that there is a bug ends the run."""
+
+    def __init__(self, trace: list[str]) -> None:
+        self._trace = trace
+
+    def __call__(self, _: object, level: str, event: dict[str, Any]) -> Any:
+        is_bug = event.pop("exc_info", False)
+        text = " ".join(f"{key}={value}" for key, value in event.items())
+        self._trace.append(f"    [{level}] {text}")
+        if is_bug:
+            self._trace.append(traceback.format_exc())
+            raise Wrong(f"a bug: {text}")
+        raise structlog.DropEvent
+
+
+def run_seed(seed: int, root: Path, disk: FailingDisk, *, steps: int, trace: list[str]) -> None:
+    """Raises Wrong, and whatever else goes wrong. `trace` is what has happened until then."""
+    disk.forget()
+    root.mkdir(parents=True)
+    before = structlog.get_config()
+    structlog.configure(processors=[Lines(trace)])
+    world = World(seed, root, disk, trace)
+    try:
+        world.begin()
+        for _ in range(steps):
+            world.step()
+        world.finish()
+    finally:
+        world.close()
+        structlog.configure(**before)
+        shutil.rmtree(root)

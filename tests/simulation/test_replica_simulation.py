@@ -1,0 +1,92 @@
+"""Three to five brokers' replicas of one partition on real logs, with every fault, in one seeded
+order (`replica_world`); and with one mistake at a time, each of which is caught (`replica_bugs`).
+
+What holds after each step is in `replica_truth`. At the end nothing fails any more: then somebody
+has to lead, all have to be in sync, and something has to be acknowledged.
+
+The seed is in the message; `TIERLOG_SEED` runs from that one on.
+"""
+
+import os
+import time
+
+import pytest
+
+from tests.fakes.soak import MINUTES
+from tests.simulation.replica_bugs import BUGS
+from tests.simulation.replica_world import run_seed
+from tierlog.broker.replication import replica_moves
+
+FIRST_SEED = int(os.environ.get("TIERLOG_SEED", "0"))
+SEEDS, SOAK_SEEDS = 20, 100_000
+STEPS = 300
+PATIENCE_S = 20  # of processor time, once changed code made other runs of the seeds
+CAUGHT_BY = {
+    "a follower acknowledges what it has not flushed": 0,
+    "the watermark counts the new set only": 5,
+    "the watermark is what the leader flushed": 0,
+    "a fetch whose log parts from the leader's counts": 3,
+    "acknowledgements of an earlier epoch count": 3,
+    "an append is answered once the leader has flushed it": 2,
+    "a replica joins that lacks what the leader began with": 1,
+    "a replica joins that lacks a trim": 35,
+    "the set shrinks below the minimum": 3,
+    "a version without an answer is taken for lost": 19,
+    "a trim is answered when the leader made it": 3,
+    "whoever is not in the set claims too": 3,
+    "what a replica keeps is not on the medium": 0,
+    "a claim of a former life is led": 0,
+    "a follower is never told to cut": 3,
+    "a follower cuts to its watermark": 3,
+    "a follower forgets the producers of what it appends": 3,
+    "a follower does not roll where its leader did": 22,
+    "what is not committed is uploaded": 0,
+}
+
+
+@pytest.fixture(autouse=True)
+def hand_over_without_waiting(monkeypatch):
+    monkeypatch.setattr(replica_moves, "HAND_OVER_S", 0.0)
+
+
+def run(seed, root, disk):
+    trace = []
+    try:
+        run_seed(seed, root / str(seed), disk, steps=STEPS, trace=trace)
+    except Exception as error:
+        print(*trace[-200:], sep="\n")
+        raise AssertionError(f"TIERLOG_SEED={seed}: {error}") from error
+
+
+def run_until_wrong(seed, root, disk):
+    until_s = time.process_time() + PATIENCE_S
+    while time.process_time() < until_s:
+        run(seed, root, disk)
+        seed += 1
+
+
+@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + SEEDS))
+def test_replicas_keep_what_was_acknowledged_and_heal(seed, tmp_path, failing_disk):
+    run(seed, tmp_path, failing_disk)
+
+
+@pytest.mark.soak
+def test_replicas_keep_what_was_acknowledged_for_a_long_time(tmp_path, failing_disk):
+    until_s = time.monotonic() + MINUTES * 60
+    first = FIRST_SEED + SEEDS
+    for seed in range(first, first + SOAK_SEEDS):
+        run(seed, tmp_path, failing_disk)
+        if time.monotonic() >= until_s:
+            break
+    print(f"seeds {first} to {seed}")
+
+
+def test_every_planted_bug_has_a_seed_that_is_to_catch_it():
+    assert set(CAUGHT_BY) == set(BUGS)
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_caught(bug, tmp_path, failing_disk, monkeypatch):
+    BUGS[bug](monkeypatch)
+    with pytest.raises(AssertionError, match="TIERLOG_SEED"):
+        run_until_wrong(CAUGHT_BY[bug], tmp_path, failing_disk)
