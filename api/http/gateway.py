@@ -444,4 +444,4 @@ def _passed_back(answer: httpx2.Response) -> HeaderList:
 
 
 def _in_words(request: httpx2.Request, error: Exception) -> str:
-    return f"the broker at {request.url.netloc.decode()}: {error or type(error).__name__}"
+    return f"the broker at {request.url.netloc.decode()}: {str(error) or type(error).__name__}"

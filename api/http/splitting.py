@@ -194,7 +194,12 @@ async def describe_whole(context: Context, exchange: Exchange, here: TopicState)
 
 def _with_set(cluster: Cluster, topic: Topic, partition: PartitionState) -> PartitionState:
     found = cluster.sets.shown(topic.record.topic_id, partition.partition)
-    return replace(partition, replicas=found.replicas, in_sync_replicas=found.in_sync)
+    return replace(
+        partition,
+        replicas=found.replicas,
+        in_sync_replicas=found.in_sync,
+        replica_lags=found.lags,
+    )
 
 
 async def _describe_part(

@@ -188,9 +188,8 @@ class Cluster:
         for one in self._topics.partitions():
             now, place = one.offsets(), (one.topic_id, one.number)
             if not one.is_defunct:
-                replicas, in_sync = sets[place][2:] if place in sets else ((), ())
                 offsets = now.leader_epoch, now.log_end_offset, one.cold_end_offset
-                found[place] = LedPartition(*offsets, tuple(replicas), tuple(in_sync))
+                found[place] = LedPartition(*offsets, *map(tuple, sets.get(place, ())[2:]))
         return found
 
     def report(self) -> LeaderReport:

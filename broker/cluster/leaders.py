@@ -16,7 +16,8 @@ from tierlog.broker.data_folder import TopicIdPartition
 
 class LedPartition(NamedTuple):
     """A partition, as its leader says. Below `cold_end_offset` all is in the bucket. `replicas` and
-    those in sync are node ids, and only of a topic with several of them.
+    those in sync are node ids, and only of a topic with several of them; `lags`: of each replica,
+    as in `ShownSet`.
     """
 
     leader_epoch: int
@@ -24,6 +25,7 @@ class LedPartition(NamedTuple):
     cold_end_offset: int
     replicas: tuple[int, ...] = ()
     in_sync: tuple[int, ...] = ()
+    lags: tuple[int, ...] = ()
 
 
 Report = Mapping[TopicIdPartition, LedPartition]
@@ -39,6 +41,7 @@ class Leader(NamedTuple):
     node_id: int
     replicas: tuple[int, ...] = ()
     in_sync: tuple[int, ...] = ()
+    lags: tuple[int, ...] = ()
 
 
 class Leaders:

@@ -16,21 +16,20 @@ from tierlog.record_format.topic_rules import ConfigValue
 
 class LeaderReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a broker leads: topic id, partition, leader epoch, log end offset and the bucket's end
-    of each. `sets`: of those with several replicas, the node ids of all and of those in sync.
+    of each. `sets`: of those with several replicas, the node ids of all and of those in sync, and
+    how far each replica is behind.
     """
 
     node_id: int
     leaders: list[tuple[str, int, int, int, int]]
-    sets: list[tuple[str, int, tuple[int, ...], tuple[int, ...]]] = []
+    sets: list[tuple[str, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = []
 
     @classmethod
     def of(cls, node_id: int, led: Report) -> LeaderReport:
         return cls(
             node_id=node_id,
             leaders=[(*place, *one[:3]) for place, one in led.items()],
-            sets=[
-                (*place, one.replicas, one.in_sync) for place, one in led.items() if one.replicas
-            ],
+            sets=[(*place, *one[3:]) for place, one in led.items() if one.replicas],
         )
 
     @property

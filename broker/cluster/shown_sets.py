@@ -35,12 +35,13 @@ class ShownSets:
         place, leader = (topic_id, number), self._find_leader(topic_id, number)
         last = self._leaders.find_leader(place) or self._leaders.find_gone_leader(place) or leader
         if last is None:
-            return ShownSet(-1, None, [], [])
+            return ShownSet(-1, None, [], [], [])
         replicas = list(last.replicas) or [last.node_id]
         if leader is None:
-            return ShownSet(-1, None, replicas, list(last.in_sync))
+            return ShownSet(-1, None, replicas, list(last.in_sync), [])
         in_sync = list(last.in_sync) or [leader.node_id]
-        return ShownSet(leader.leader_epoch, leader.node_id, replicas, in_sync)
+        lags = list(last.lags) or [0]
+        return ShownSet(leader.leader_epoch, leader.node_id, replicas, in_sync, lags)
 
     def count_short(self, topics: Iterable[Topic], *, leader: int | None = None) -> Short:
         """`leader`: of the partitions of this broker alone."""

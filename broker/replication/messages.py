@@ -97,13 +97,15 @@ class Fetched(NamedTuple):
 
 class ShownSet(NamedTuple):
     """A partition's replicas as its leader last reported them; all are node ids. `leader`: None
-    while nobody is known to lead.
+    while nobody is known to lead. `lags`: by how many offsets each replica is behind the leader's
+    log end, -1 if it has not said so in this term; none while nobody leads.
     """
 
     leader_epoch: int
     leader: int | None
     replicas: list[int]
     in_sync: list[int]
+    lags: list[int]
 
 
 class Replicas(Protocol):

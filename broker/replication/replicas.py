@@ -413,18 +413,18 @@ class Replicas:
     # --- what is shown ----------------------------------------------------------------------------
 
     def shown_here(self) -> dict[TopicIdPartition, ShownSet]:
-        """The sets of all that is led here."""
+        """The sets of all that is led here. A member that lags is not shown as in sync, though it
+        stays while too few others would (R3): Kafka calls it an eligible leader (KIP-966).
+        """
         found = {}
         for place, replica in list(self._replicas.items()):
             term, newest = replica.term, replica.newest
             if term is not None and newest is not None and newest.found is not None:
-                in_force = term.lead.in_force
-                found[place] = ShownSet(
-                    term.epoch,
-                    self._members.me.node_id,
-                    [one for one in newest.found.replicas if one in in_force.replicas],
-                    sorted(nodes_of(in_force.in_sync, self._members)),
-                )
+                in_force, me = term.lead.in_force, self._members.me.node_id
+                replicas = [one for one in newest.found.replicas if one in in_force.replicas]
+                in_sync = sorted(nodes_of(in_force.in_sync - term.lagging(), self._members))
+                lags = [0 if one == me else term.lag_of(one) for one in replicas]
+                found[place] = ShownSet(term.epoch, me, replicas, in_sync, lags)
         return found
 
     def followed_leader(self, place: TopicIdPartition) -> tuple[int, int] | None:

@@ -257,6 +257,21 @@ class Term:
     def _others(self) -> frozenset[str]:
         return in_sync.counted(self._lead) - {self._lead.me, in_sync.STORE}
 
+    def lag_of(self, node_id: int) -> int:
+        """How many offsets of the log the broker's replica lacks, by what it said last; -1 if it
+        has said nothing in this term.
+        """
+        log_end = self.log.log_end_offset
+        with self._lock:
+            known = [
+                (one.fetched_ms, name)
+                for name, one in self._heard.items()
+                if one.node_id == node_id
+            ]
+            if not known:
+                return -1
+            return max(0, log_end - self._lead.progress_of(max(known)[1]).flushed_end)
+
     def is_replica(self, node_id: int) -> bool:
         """Whether the broker has a replica, or may have one."""
         versions = (self._lead.in_force, self._lead.pending)

@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tierlog.cli.cluster_view import EVENTS_MAX, Look, Process, Story, picture
+from tierlog.cli.cluster_view import EVENTS_MAX, Led, Look, Process, Story, picture
 from tierlog.cli.demo_processes import free_port
 from tierlog.cli.output import note
 from tierlog.client.client import Client
@@ -44,11 +44,13 @@ LOOK_S: Final = 0.5
 ASK_S: Final = 1.0  # a broker that is paused answers nothing
 START_S: Final = 60.0
 STOP_S: Final = 60.0
+REPLICAS: Final = 3  # of each partition, unless a topic is created with another number
 _KEY: Final = ".command"
 # What happens is to be seen at once; a folder costs nothing to ask.
 _QUICK: Final = (
     "--heartbeat-interval-ms=500",
     "--session-timeout-ms=2000",
+    "--replica-lag-time-max-ms=3000",
     "--rebalance-interval-ms=10000",
 )
 
@@ -159,6 +161,7 @@ def run_lab(folder: Path, *, brokers: int, store: str | None, port: int, kafka_p
     if running := [one.node_id for one in lab if one.pid() is not None]:
         raise ConfigurationError(f"{folder}: broker {running[0]} of it runs already")
     flags = [f"--store={store}"] if store else [f"--store={(folder / 'bucket').as_uri()}", *_QUICK]
+    flags.append(f"--default-replication-factor={min(brokers, REPLICAS)}")
     with _ended_at_the_end(lab):
         for one in lab:  # one after another: who joins greets those that listen
             note(f"starting broker {one.node_id} ...")
@@ -203,7 +206,9 @@ def _announce(lab: Sequence[DevBroker], folder: Path) -> None:
   Try, in another terminal:
     tierlog topic create flights --partitions 12
     seq 100000 | tierlog produce flights
+    tierlog consume flights --follow
     scripts/break/kill-broker.sh 1 {shlex.quote(str(folder))}
+    tierlog topic describe flights
     scripts/break/start-broker.sh 1 {shlex.quote(str(folder))}
 
 """
@@ -251,24 +256,32 @@ def look_at(lab: Sequence[DevBroker]) -> Look:
     names: dict[str, str] = {}
     counts: dict[str, int] = {}
     known: dict[int, Broker] = {}
-    led: dict[tuple[str, int], tuple[int, int]] = {}
+    led: dict[tuple[str, int], Led] = {}
     processes = [one.process() for one in lab]
     for one, process in zip(lab, processes, strict=True):
         if process.pid is None:
             continue
         with suppress(TierlogError):
-            for led_here in one.client.led_partitions().leaders:
-                place = (led_here.topic_id, led_here.partition)
-                leads = (led_here.leader_epoch, one.node_id)
-                led[place] = max(led.get(place, (-1, -1)), leads)
+            for place, says in led_by(one).items():
+                if place not in led or led[place].epoch < says.epoch:
+                    led[place] = says
             if not known:
                 topics = one.client.list_topics(internal=True)
                 known = {it.node_id: it for it in one.client.describe_cluster().brokers}
                 names = {it.topic_id: it.name for it in topics}
                 counts = {it.name: it.partitions for it in topics}
-    leaders = {
-        (names[topic_id], number): node_id
-        for (topic_id, number), (_, node_id) in led.items()
-        if topic_id in names
+    named = {(names[place[0]], place[1]): one for place, one in led.items() if place[0] in names}
+    return Look(time.monotonic(), processes, known, counts, named)
+
+
+def led_by(one: DevBroker) -> dict[tuple[str, int], Led]:
+    """By topic id and number. Raises TierlogError."""
+    found = one.client.led_partitions()
+    sets = {(it.topic_id, it.partition): it[2:] for it in found.sets}
+    alone = ((one.node_id,), (one.node_id,), (0,))
+    return {
+        (it.topic_id, it.partition): Led(
+            one.node_id, it.leader_epoch, *sets.get((it.topic_id, it.partition), alone)
+        )
+        for it in found.leaders
     }
-    return Look(time.monotonic(), processes, known, counts, leaders)

@@ -197,15 +197,22 @@ def parse_config(pairs: list[str] | None) -> dict[str, Any]:
 def print_topic(topic: TopicDescription, *, all_config: bool = False) -> None:
     has_leaders = any(one.leader for one in topic.partitions)
     has_replicas = any(len(one.replicas) > 1 for one in topic.partitions)
+    title, in_cluster = f"{topic.name}  {topic.topic_id}", has_leaders and not has_replicas
+    if has_replicas:  # all of it in one table would be wider than most terminals
+        sets = [
+            (one.partition, _leader_of(one), one.leader_epoch, *_set_of(one))
+            for one in topic.partitions
+        ]
+        print_table(title, ("partition", "leader", "epoch", "replicas", "in sync", "behind"), sets)
+        title = ""
     columns = (
         "partition",
         "log start",
         "local start",
         "high watermark",
         "log end",
-        "epoch",
-        *(("leader",) if has_leaders else ()),
-        *(("replicas", "in sync") if has_replicas else ()),
+        *(() if has_replicas else ("epoch",)),
+        *(("leader",) if in_cluster else ()),
         "segments",
         "hot",
         "cold",
@@ -218,9 +225,8 @@ def print_topic(topic: TopicDescription, *, all_config: bool = False) -> None:
             one.local_log_start_offset,
             one.high_watermark,
             one.log_end_offset,
-            one.leader_epoch,
-            *((_leader_of(one),) if has_leaders else ()),
-            *((_nodes(one.replicas), _nodes(one.in_sync_replicas)) if has_replicas else ()),
+            *(() if has_replicas else (one.leader_epoch,)),
+            *((_leader_of(one),) if in_cluster else ()),
             one.segments,
             format_size(one.hot_bytes),
             format_size(one.cold_bytes),
@@ -228,8 +234,11 @@ def print_topic(topic: TopicDescription, *, all_config: bool = False) -> None:
         )
         for one in topic.partitions
     ]
-    print_table(f"{topic.name}  {topic.topic_id}", columns, rows)
+    print_table(title, columns, rows)
     note_damaged(topic)
+    short = sum(len(one.in_sync_replicas) < len(one.replicas) for one in topic.partitions)
+    if short:
+        note(f"{short} partition{'s' * (short > 1)} with fewer replicas in sync than there are")
     config = topic.effective_config if all_config else topic.config
     if config:
         print_table("", ("setting", "value"), _config_pairs(config))
@@ -237,6 +246,17 @@ def print_topic(topic: TopicDescription, *, all_config: bool = False) -> None:
 
 def _leader_of(partition: PartitionDescription) -> int | None:
     return None if partition.leader is None else partition.leader.node_id
+
+
+def _set_of(partition: PartitionDescription) -> tuple[str | None, ...]:
+    replicas, in_sync = partition.replicas, partition.in_sync_replicas
+    behind = behind_in_words(zip(replicas, partition.replica_lags, strict=False))
+    return _nodes(replicas), _nodes(in_sync), behind or None
+
+
+def behind_in_words(lags: Iterable[tuple[int, int]]) -> str:
+    """`node:offsets` of each replica that lacks some; `?` of one that has not said."""
+    return " ".join(f"{node}:{'?' if lag < 0 else f'{lag:,}'}" for node, lag in lags if lag)
 
 
 def _nodes(node_ids: Iterable[int]) -> str:

@@ -41,7 +41,8 @@ class Leader(msgspec.Struct, frozen=True, kw_only=True):
 
 class PartitionDescription(msgspec.Struct, frozen=True, kw_only=True):
     """Everything from the log start up to `cold_end_offset` is in the bucket. The node ids of those
-    that have it and that are in sync: only of a cluster.
+    that have it and that are in sync: only of a cluster. `replica_lags`: by how many offsets each
+    of `replicas` is behind the log end, -1 if that is not known.
     """
 
     partition: int
@@ -58,6 +59,7 @@ class PartitionDescription(msgspec.Struct, frozen=True, kw_only=True):
     leader: Leader | None = None
     replicas: tuple[int, ...] = ()
     in_sync_replicas: tuple[int, ...] = ()
+    replica_lags: tuple[int, ...] = ()
 
 
 class DamagedPartition(msgspec.Struct, frozen=True, kw_only=True):
@@ -364,11 +366,22 @@ class LedPartition(NamedTuple):
     cold_end_offset: int
 
 
+class LedSet(NamedTuple):
+    """`lags`: as `PartitionDescription.replica_lags`."""
+
+    topic_id: str
+    partition: int
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+    lags: tuple[int, ...]
+
+
 class LedPartitions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a broker leads."""
+    """What a broker leads. `sets`: of those with several replicas."""
 
     node_id: int
     leaders: tuple[LedPartition, ...]
+    sets: tuple[LedSet, ...] = ()
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):

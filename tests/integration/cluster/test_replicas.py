@@ -17,6 +17,7 @@ from tests.fakes.records import iter_records
 from tests.fakes.waiting import until
 from tests.integration.cluster.test_moving import append, produced, values_of
 from tierlog.broker.broker import Broker
+from tierlog.broker.cluster.shown_sets import Short
 from tierlog.broker.partition import Partition
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.record_format.errors import (
@@ -85,6 +86,24 @@ def test_another_leads_once_the_leader_is_gone_and_has_all_that_was_acknowledged
     append(partition, b"10")
     assert values_of(partition) == [b"%d" % value for value in range(11)]
     until(lambda: node_id_of(old) not in in_sync(cluster, "flights", 0), patience_s=30)
+
+
+def test_a_dead_member_that_has_to_stay_is_not_shown_as_in_sync(cluster: BrokerCluster) -> None:
+    cluster.running[0].create_topic("flights", partitions=1, replication_factor=3)
+    until(lambda: is_led(cluster, "flights", 0))
+    append(cluster.partition("flights", 0), b"before")
+    leader = cluster.leader("flights", 0)
+    others = [one for one in cluster.running if one is not leader]
+    for one in others:
+        cluster.lose(one)
+    me, place = node_id_of(leader), (leader.topic("flights").record.topic_id, 0)
+    until(lambda: in_sync(cluster, "flights", 0) == [me], patience_s=30)
+    count = cluster_of(leader).sets.count_short
+    until(lambda: count(leader.topics()) == Short(under_replicated=1, under_min_isr=1))
+    shown = cluster_of(leader).replicas.shown_here()[place]
+    assert len(shown.replicas) == 3
+    with pytest.raises(NotEnoughReplicas):
+        append(cluster.partition("flights", 0), b"refused")
 
 
 def test_a_broker_that_is_back_follows_and_is_in_sync_again(cluster: BrokerCluster) -> None:

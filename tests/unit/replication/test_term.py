@@ -211,3 +211,16 @@ def test_members_are_unheard_once_none_has_fetched_for_so_long(
     assert leader.term.unheard(for_ms=500) == {}
     clock.now_ms += 500
     assert leader.term.unheard(for_ms=500) == {"b.0": began_ms + 500, "c.0": began_ms}
+
+
+def test_a_replica_is_behind_by_what_it_has_not_flushed(leader: Leader) -> None:
+    assert leader.term.lag_of(1) == -1, "it has said nothing in this term"
+    leader.append(b"0", b"1", b"2")
+    leader.hear("b.0", 1)
+    assert leader.term.lag_of(1) == 2
+    leader.hear("b.0", 3)
+    assert leader.term.lag_of(1) == 0
+    leader.append(b"3")
+    assert leader.term.lag_of(1) == 1
+    leader.hear("c.0", 4, epoch=0)  # it follows another leader
+    assert leader.term.lag_of(2) == -1
