@@ -17,12 +17,14 @@ from tierlog.broker.topics import Topic
 @dataclass(slots=True)
 class Short:
     """Partitions that lack something: a leader; of those that are led, replicas in sync, as many as
-    they have or as `min.insync.replicas` says. The names are Kafka's metrics'.
+    they have or as `min.insync.replicas` says. `at_min_isr`: of several, one less would be too few.
+    The names are Kafka's metrics'.
     """
 
     offline: int = 0
     under_replicated: int = 0
     under_min_isr: int = 0
+    at_min_isr: int = 0
 
 
 class ShownSets:
@@ -57,4 +59,5 @@ class ShownSets:
                 short.offline += not is_led
                 short.under_replicated += is_led and in_sync < factor
                 short.under_min_isr += is_led and in_sync < enough
+                short.at_min_isr += is_led and in_sync == enough < factor
         return short

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from tierlog.broker.cluster.members import Members
 from tierlog.broker.replication import election, in_sync
+from tierlog.broker.replication.counts import SetCounts
 from tierlog.broker.replication.election import Doubt, Refused
 from tierlog.broker.replication.in_sync import InForce
 from tierlog.broker.replication.reassigning import HandOver, next_step
@@ -76,6 +77,7 @@ class Elections:
         self._members, self._settings, self._monotonic = members, settings, monotonic
         self._lead, self._step_down, self._follow = lead, step_down, follow
         self._remove, self._hand_over, self._min_in_sync = remove, hand_over, min_in_sync
+        self.counts = SetCounts()
 
     # --- what is due ------------------------------------------------------------------------------
 
@@ -208,13 +210,17 @@ class Elections:
             if replica.role is Role.CANDIDATE:
                 if is_mine:
                     self._lead(replica, in_force)
+                    took_ms = self._monotonic() - replica.candidate_since_ms
+                    self.counts.elections.observe(took_ms / 1000)
                     return
                 replica.role = Role.IDLE
         self._do_as_said(replica, in_force, is_named=is_named)
 
     def _leads_on(self, replica: Replica, in_force: InForce) -> bool:
         assert replica.term is not None
+        before = replica.term.lead.in_force.in_sync
         if replica.term.settle_change(in_force):
+            self.counts.count_change(before, in_force.in_sync)
             return True
         self._step_down(replica)
         return False
@@ -261,6 +267,7 @@ class Elections:
             if replica.role is Role.LEADER or replica.sent is not None:
                 return None
             replica.role, replica.following = Role.CANDIDATE, None
+            replica.candidate_since_ms = self._monotonic()
         try:
             replica.log.writer.flush()
             newest = replica.sets.load_newest()
@@ -341,6 +348,8 @@ class Elections:
             outcome = replica.sets.create_version(sent)
         except (OutcomeUnknownError, StoreUnavailable) as error:
             log.warning("a version is not confirmed", partition=str(replica), error=str(error))
+            if replica.term is not None:
+                self.counts.count_failed()
             return
         if outcome is CreateOutcome.OURS and replica.sets.is_newest(sent.version):
             self._settle(replica, NewestSet(sent.version, sent))

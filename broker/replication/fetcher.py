@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -48,6 +49,7 @@ class Fetchers:
         self._lock = threading.Lock()
         self._threads: dict[int, Fetcher] = {}
         self._is_closed = False
+        self._answers = Counter[int]()  # each is counted by one thread
 
     def follow(self, node_id: int) -> None:
         """There is a replica that follows this broker."""
@@ -79,6 +81,10 @@ class Fetchers:
             if (to := one.following) is not None and to.node_id == node_id
         ]
 
+    def count_answers(self) -> dict[int, int]:
+        """How often each broker that is followed has answered, by node id."""
+        return dict(self._answers)
+
     def exchange(self, node_id: int, *, wait_ms: int) -> bool:
         """Fetch once, append and flush; False if the next fetch may wait a little. Raises
         PeerUnavailable.
@@ -100,6 +106,7 @@ class Fetchers:
             partitions=[fetch for _, fetch in asked.values()],
         )
         fetched = self._peers.fetch_replicas(member.url, request)
+        self._answers[node_id] += 1
         spoken_of = {(one.answer.topic_id, one.answer.partition) for one in fetched}
         for place, (replica, _) in asked.items():
             if place not in spoken_of:

@@ -103,6 +103,7 @@ class Replica:
         self.leaderless: Leaderless | None = None
         self.yields_until_ms = NEVER_MS  # it gave up leading: another is to
         self.patience_ms = 0  # with members that do not fetch, before it gives up
+        self.candidate_since_ms = NEVER_MS
 
     def __str__(self) -> str:
         return str(self.log)

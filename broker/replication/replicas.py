@@ -427,6 +427,26 @@ class Replicas:
                 found[place] = ShownSet(term.epoch, me, replicas, in_sync, lags)
         return found
 
+    def max_lag(self, log_end_of: Callable[[TopicIdPartition], int | None]) -> int:
+        """By how many offsets the replica here that is furthest behind is behind its leader, by
+        what the leaders said last.
+        """
+        behind = (
+            end - replica.log.log_end_offset
+            for place, replica in list(self._replicas.items())
+            if replica.term is None and (end := log_end_of(place)) is not None
+        )
+        return max(0, *behind, 0)
+
+    def count_reassigning(self) -> int:
+        """Partitions that are led here, and are to have other replicas."""
+        led = [one.newest for one in list(self._replicas.values()) if one.term is not None]
+        return sum(bool(one and one.found and one.found.target) for one in led)
+
+    def count_fetches(self) -> dict[int, int]:
+        """As `Fetchers.count_answers`."""
+        return self._fetchers.count_answers()
+
     def followed_leader(self, place: TopicIdPartition) -> tuple[int, int] | None:
         """(leader epoch, node id) of whom the replica here follows."""
         replica = self._replicas.get(place)

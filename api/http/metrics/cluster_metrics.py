@@ -12,6 +12,7 @@ from tierlog.api.http.gateway import PassedOn
 from tierlog.api.http.metrics.registry import counter, gauge, histogram
 from tierlog.broker.broker import Broker
 from tierlog.broker.cluster.cluster import Cluster
+from tierlog.broker.data_folder import TopicIdPartition
 
 _STOPPED: Final = "stopped"
 
@@ -39,9 +40,13 @@ class ClusterMetrics(Collector):
             ("tierlog_offline_partitions_count", self._count_unled()),
             ("tierlog_under_replicated_partitions", short.under_replicated),
             ("tierlog_under_min_isr_partition_count", short.under_min_isr),
+            ("tierlog_at_min_isr_partition_count", short.at_min_isr),
+            ("tierlog_reassigning_partitions", cluster.replicas.count_reassigning()),
+            ("tierlog_replica_fetcher_max_lag", cluster.replicas.max_lag(self._log_end_of)),
             ("tierlog_preferred_replica_imbalance_count", cluster.moves.count_imbalance()),
         ):
             yield gauge(name, {(): value})
+        yield from self._of_sets()
         made: dict[tuple[str, ...], float] = {
             ("done",): hand_over.done,
             ("failed",): hand_over.failed,
@@ -57,6 +62,23 @@ class ClusterMetrics(Collector):
                 ("lost",): passed_on.lost,
             },
         )
+
+    def _of_sets(self) -> Iterator[Family]:
+        replicas = self._cluster.replicas
+        counts = replicas.elections.counts
+        for name, value in (
+            ("tierlog_isr_shrinks_total", counts.shrinks),
+            ("tierlog_isr_expands_total", counts.expands),
+            ("tierlog_failed_isr_updates_total", counts.failed),
+        ):
+            yield counter(name, {(): value})
+        yield histogram("tierlog_leader_election_seconds", {(): counts.elections.snapshot()})
+        fetches = {(str(node_id),): count for node_id, count in replicas.count_fetches().items()}
+        yield counter("tierlog_replica_fetches_total", fetches)
+
+    def _log_end_of(self, place: TopicIdPartition) -> int | None:
+        leader = self._cluster.leaders.find_leader(place)
+        return None if leader is None else leader.log_end_offset
 
     def _count_unled(self) -> int:
         find = self._cluster.find_leader

@@ -216,8 +216,64 @@ METRICS: Final = (
     Metric(
         "tierlog_under_min_isr_partition_count",
         "gauge",
-        "Partitions that this broker leads with fewer replicas in sync than min.insync.replicas "
-        "(Kafka's UnderMinIsrPartitionCount)",
+        "Partitions that this broker leads with fewer replicas in sync than min.insync.replicas: "
+        "writes with acks=all are refused (Kafka's UnderMinIsrPartitionCount)",
+        in_cluster=True,
+    ),
+    Metric(
+        "tierlog_at_min_isr_partition_count",
+        "gauge",
+        "Partitions with several replicas that this broker leads, and of which one fewer in sync "
+        "would be too few for a write with acks=all (Kafka's AtMinIsrPartitionCount)",
+        in_cluster=True,
+    ),
+    Metric(
+        "tierlog_reassigning_partitions",
+        "gauge",
+        "Partitions that this broker leads, whose replicas other brokers are to have (Kafka's "
+        "ReassigningPartitions)",
+        in_cluster=True,
+    ),
+    Metric(
+        "tierlog_isr_shrinks_total",
+        "counter",
+        "Changes by which a replica left the set of those in sync, of partitions that this broker "
+        "leads (Kafka's IsrShrinksPerSec)",
+        in_cluster=True,
+    ),
+    Metric(
+        "tierlog_isr_expands_total",
+        "counter",
+        "Changes by which a replica joined that set (Kafka's IsrExpandsPerSec)",
+        in_cluster=True,
+    ),
+    Metric(
+        "tierlog_failed_isr_updates_total",
+        "counter",
+        "Attempts to write a change of such a set to the bucket that were not confirmed, and are "
+        "repeated (Kafka's FailedIsrUpdatesPerSec)",
+        in_cluster=True,
+    ),
+    Metric(
+        "tierlog_leader_election_seconds",
+        "histogram",
+        "Elections that this broker won, from its claim until it led (Kafka's "
+        "LeaderElectionRateAndTimeMs)",
+        in_cluster=True,
+    ),
+    Metric(
+        "tierlog_replica_fetcher_max_lag",
+        "gauge",
+        "Offsets by which the replica of this broker that is furthest behind its leader is behind, "
+        "by what the leaders said a second ago (Kafka's MaxLag of ReplicaFetcherManager)",
+        in_cluster=True,
+    ),
+    Metric(
+        "tierlog_replica_fetches_total",
+        "counter",
+        "Answers that the replicas of this broker were given, by node id of the leader (the least "
+        "of their rates is Kafka's MinFetchRate)",
+        ("leader",),
         in_cluster=True,
     ),
     Metric(

@@ -64,6 +64,7 @@ def test_what_is_short_is_counted_of_all_or_of_one_leader() -> None:
     leaders.put_report(2, {("b", 1): alone})
     topics = [topic("a", factor=1, partitions=2), topic("b", factor=3, partitions=3)]
     sets = sets_of(leaders)
-    assert sets.count_short(topics) == Short(offline=2, under_replicated=2, under_min_isr=1)
-    assert sets.count_short(topics, leader=1) == Short(under_replicated=1)
+    every = Short(offline=2, under_replicated=2, under_min_isr=1, at_min_isr=1)
+    assert sets.count_short(topics) == every
+    assert sets.count_short(topics, leader=1) == Short(under_replicated=1, at_min_isr=1)
     assert sets.count_short(topics, leader=2) == Short(under_replicated=1, under_min_isr=1)
