@@ -16,6 +16,7 @@ from tierlog.api.console.actions import refusal
 from tierlog.api.console.all_brokers import Silent, ask_all, part_response
 from tierlog.api.console.rates import rate
 from tierlog.api.console.rendering import fragment
+from tierlog.api.console.replicas import Held, count_held
 from tierlog.api.console.samples import Sampler
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
@@ -57,6 +58,7 @@ class BrokerLine(NamedTuple):
 
     member: Member
     leads: int
+    held: Held
     part: BrokerPart | None
     silent: Silent | None
     is_asked: bool
@@ -82,23 +84,26 @@ async def brokers(context: Context, exchange: Exchange, sampler: Sampler) -> Res
         return part_response(own)
     asked = await ask_all(context, exchange, BrokerPart)
     me, led = cluster.members.me.node_id, cluster.leaders.count_led()
+    held = await context.read(count_held, context)
     parts, silent = {me: own, **asked.found}, {one.node_id: one for one in asked.silent}
     lines = [
         BrokerLine(
             one,
             leads=led.get(one.node_id, 0),
+            held=held.get(one.node_id, Held()),
             part=parts.get(one.node_id),
             silent=silent.get(one.node_id),
             is_asked=one.node_id == me,
         )
         for one in cluster.members.members()
     ]
-    in_all = sum(topic.partitions for topic in context.broker.list_topics(internal=True))
+    short = await context.read(cluster.sets.count_short, context.broker.topics())
     return fragment(
         "brokers.html",
         lines=lines,
         cluster_id=context.broker.folder.cluster_id,
-        without_leader=max(0, in_all - sum(one.leads for one in lines)),
+        short=short,
+        has_replicas=bool(held),
         refusal=refusal(exchange.grant, "POST", "/v1/cluster/rebalance"),
     )
 

@@ -32,6 +32,7 @@ from tierlog.api.console import (
 from tierlog.api.console.all_brokers import ALONE, ask_all, own_node, part_response
 from tierlog.api.console.record_browser import RecordsQuery, record_page, time_axis
 from tierlog.api.console.rendering import HEADERS, NOTHING_NEW, fragment, page, server_flag
+from tierlog.api.console.replicas import lacking, replicas_of
 from tierlog.api.console.samples import Sampler, series
 from tierlog.api.console.search import SearchQuery
 from tierlog.api.console.search_pages import DownloadQuery, Searches, record
@@ -248,7 +249,12 @@ async def _listed(
         others = [one for part in asked.found.values() for one in part]
         wanted, sort = query.filter.strip(), query.sort
         page = topic_pages.topic_page(
-            live, wanted=wanted, sort=sort, page=query.page, others=others
+            live,
+            wanted=wanted,
+            sort=sort,
+            page=query.page,
+            others=others,
+            lacking=partial(lacking, context),
         )
         return page, len(live)
 
@@ -334,6 +340,9 @@ async def topic(context: Context, exchange: Exchange) -> Response:
         sort=query.sort,
         silent=asked.silent,
         in_cluster=found.is_shared,
+        replicas={one.number: replicas_of(context, found, one.number) for one in drawn.lines},
+        is_replicated=found.record.is_replicated,
+        lacking=lacking(context, found),
         may_move=not actions.refusal(
             exchange.grant, "POST", "/v1/topics/{topic}/partitions/{partition}/leader"
         ),
@@ -391,7 +400,15 @@ async def topic_tail(context: Context, exchange: Exchange) -> Response:
 async def _head(context: Context, partition: Partition, tab: str) -> dict[str, Any]:
     """The values for the top of every tab of a partition."""
     line = await context.read(topic_pages.partition_line, partition)
-    return {"name": partition.topic, "number": partition.number, "line": line, "tab": tab}
+    topic = context.broker.topic(partition.topic)
+    return {
+        "name": partition.topic,
+        "number": partition.number,
+        "line": line,
+        "replicas": replicas_of(context, topic, partition.number),
+        "leader": own_node(context),
+        "tab": tab,
+    }
 
 
 async def _found(context: Context, exchange: Exchange, page: Awaitable[object]) -> dict[str, Any]:

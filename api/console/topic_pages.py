@@ -198,9 +198,11 @@ def topic_page(
     sort: str,
     page: int,
     others: Iterable[TopicPart] = (),
+    lacking: Callable[[Topic], Mapping[str, int]] = lambda _: {},
 ) -> TopicPage:
     """A page of the topics whose names contain `wanted`, ignoring case; `topics` are in the order
-    of their names. `others`: what the other brokers have of them.
+    of their names. `others`: what the other brokers have of them; `lacking`: how many partitions
+    of a topic lack what.
 
     `sort`: one of TOPIC_KEYS, with a minus for descending. Equal topics stay in the given order.
     """
@@ -214,13 +216,13 @@ def topic_page(
     matching = _matching(topics, wanted, sort)
     if _is_known(sort):
         shown, page, pages = _page_of(matching, page, size=TOPICS_A_PAGE)
-        lines = [_topic_line(topic, whole(topic)) for topic in shown]
+        those: Iterable[tuple[Topic, TopicPart]] = [(topic, whole(topic)) for topic in shown]
     else:
         both = [(topic, whole(topic)) for topic in matching]
         figure = _FIGURES[sort.removeprefix("-")]
         both.sort(key=lambda one: figure(one[1]), reverse=sort.startswith("-"))
         those, page, pages = _page_of(both, page, size=TOPICS_A_PAGE)
-        lines = [_topic_line(*one) for one in those]
+    lines = [_topic_line(topic, part, lacking(topic)) for topic, part in those]
     return TopicPage(lines, len(matching), page, pages)
 
 
@@ -283,12 +285,12 @@ def _whole(topic: Topic, parts: Sequence[TopicPart]) -> TopicPart:
     return replace(whole, marks=+marks, places=dict(places[:LANES]))
 
 
-def _topic_line(topic: Topic, part: TopicPart) -> TopicLine:
+def _topic_line(topic: Topic, part: TopicPart, lacking: Mapping[str, int]) -> TopicLine:
     axis, count = axis_of(part.places.values()), len(topic.numbers)
     return TopicLine(
         name=topic.record.name,
         partitions=count,
-        marks=list(part.marks.items()),
+        marks=[*part.marks.items(), *lacking.items()],
         offset_count=part.offset_count,
         is_compacted=topic.config.compacts,
         hot_bytes=part.hot_bytes,

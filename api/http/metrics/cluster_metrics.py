@@ -73,7 +73,9 @@ class ClusterMetrics(Collector):
         ):
             yield counter(name, {(): value})
         yield histogram("tierlog_leader_election_seconds", {(): counts.elections.snapshot()})
-        fetches = {(str(node_id),): count for node_id, count in replicas.count_fetches().items()}
+        fetches: dict[tuple[str, ...], float] = {
+            (str(node_id),): count for node_id, count in replicas.count_fetches().items()
+        }
         yield counter("tierlog_replica_fetches_total", fetches)
 
     def _log_end_of(self, place: TopicIdPartition) -> int | None:
