@@ -164,7 +164,7 @@ def test_the_blocks_of_the_guide_run_as_printed(tmp_path: Path) -> None:
         running.programs[0].ok("topic", "create", "flights", "--partitions", "6", *ALONE)
         shell = Shell(tmp_path, ",".join(running.servers))
         blocks = blocks_of(ROOT / "docs/guides/several-brokers.md")
-        assert len(blocks) == 3
+        assert len(blocks) == 4
         for kind, script in blocks:
             shell.run(kind, script)
         assert len(running.brokers()) == 2
