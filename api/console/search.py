@@ -10,8 +10,8 @@ another, or from the newest, all at the same time (`search_backward`).
 * With a range of times, segments that lie outside of it by the manifest or the log are not read.
   Records are in the order of their offsets, so one may come earlier than the one before it.
 * A partition that cannot be read is reported, and the next one is searched.
-* In a cluster a broker searches what it leads. A search of one partition goes to its leader; one of
-  all says what it left out.
+* In a cluster each broker searches what it leads (`search_all_brokers`). A search of one partition
+  goes to its leader.
 """
 
 from __future__ import annotations
@@ -180,8 +180,8 @@ def parse_search(query: SearchQuery, *, partitions: int) -> Search:
         start=start,
         end_offset=end_offset,
         limit=query.limit,
-        after=_places(query.after, "after"),
-        until=_places(query.until, "until"),
+        after=parse_places(query.after, "after"),
+        until=parse_places(query.until, "until"),
     )
 
 
@@ -196,7 +196,7 @@ def _time(text: str, loc: str) -> int | None:
     return parse_timestamp(in_utc(text.strip()), loc=loc) if text.strip() else None
 
 
-def _places(text: str, loc: str) -> Places:
+def parse_places(text: str, loc: str) -> Places:
     found = {}
     for part in text.split(",") if text else ():
         match = _PLACE.match(part)
@@ -207,27 +207,29 @@ def _places(text: str, loc: str) -> Places:
 
 
 class SearchRun:
-    """One search. `pieces` is iterated once; whoever stops iterating ends it."""
+    """A search of these partitions. `pieces` is iterated once; whoever stops iterating ends it."""
 
-    def __init__(self, context: Context, topic: Topic, search: Search, budget: Budget) -> None:
+    def __init__(
+        self,
+        context: Context,
+        topic: Topic,
+        search: Search,
+        budget: Budget,
+        numbers: Iterable[int],
+    ) -> None:
         self._context, self._topic, self._search, self._budget = context, topic, search, budget
         self._ends_at = time.monotonic() + budget.seconds
-        chosen = topic.numbers if search.partition is None else [search.partition]
         first, last = max(search.after, default=-1), min(search.until, default=MAX_OFFSET)
-        self._numbers = [number for number in chosen if first <= number <= last]
-        elsewhere = _led_elsewhere(topic, self._numbers)
-        self._numbers = [one for one in self._numbers if one not in elsewhere]
-        spans = [_span(topic.partitions.get(number)) for number in self._numbers]
+        self.numbers = [number for number in numbers if first <= number <= last]
+        spans = [_span(topic.partitions.get(number)) for number in self.numbers]
         before = accumulate((end - start for start, end in spans), initial=0)
         # What to add to an offset of a partition: how far the search has come.
         self._added = {
             number: passed - start
-            for number, passed, (start, _) in zip(self._numbers, before, spans, strict=False)
+            for number, passed, (start, _) in zip(self.numbers, before, spans, strict=False)
         }
         in_all = sum(end - start for start, end in spans)
-        self.progress = Progress(
-            Place(max(first, 0), 0), offsets_in_all=in_all, troubles=_left_out(elsewhere)
-        )
+        self.progress = Progress(Place(max(first, 0), 0), offsets_in_all=in_all)
 
     @property
     def place(self) -> str:
@@ -236,7 +238,7 @@ class SearchRun:
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         progress = self.progress
-        for number in self._numbers:
+        for number in self.numbers:
             try:
                 async with aclosing(self._in_partition(number)) as pieces:
                     async for piece in pieces:
@@ -341,7 +343,7 @@ class Range(NamedTuple):
     end_offset: int
 
 
-def _led_elsewhere(topic: Topic, numbers: Iterable[int]) -> dict[int, NotLeader]:
+def led_elsewhere(topic: Topic, numbers: Iterable[int]) -> dict[int, NotLeader]:
     found = {}
     for number in numbers:
         try:
@@ -351,17 +353,6 @@ def _led_elsewhere(topic: Topic, numbers: Iterable[int]) -> dict[int, NotLeader]
         except TierlogError:
             continue  # reported in its turn
     return found
-
-
-def _left_out(elsewhere: Mapping[int, NotLeader]) -> list[str]:
-    by_leader: dict[tuple[int, str], list[str]] = {}
-    for number, error in elsewhere.items():
-        by_leader.setdefault((error.node_id, error.url), []).append(str(number))
-    return [
-        f"Not searched here: partition {', '.join(numbers)}, led by broker {node_id}. Choose one "
-        f"of them above, or search in the console of that broker: {url}"
-        for (node_id, url), numbers in sorted(by_leader.items())
-    ]
 
 
 def _span(partition: Partition | None) -> tuple[int, int]:

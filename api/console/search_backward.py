@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -80,9 +80,16 @@ class _Part:
 class BackwardRun(SearchRun):
     """As `SearchRun`, from the newest on."""
 
-    def __init__(self, context: Context, topic: Topic, search: Search, budget: Budget) -> None:
+    def __init__(
+        self,
+        context: Context,
+        topic: Topic,
+        search: Search,
+        budget: Budget,
+        numbers: Iterable[int],
+    ) -> None:
         within = search._replace(after={}, until={})
-        super().__init__(context, topic, within, budget)
+        super().__init__(context, topic, within, budget, numbers)
         self._ends, self._starts = search.after, search.until
         self._parts: dict[int, _Part] = {}
 
@@ -91,7 +98,7 @@ class BackwardRun(SearchRun):
         return ",".join(f"{number}:{one.place}" for number, one in self._parts.items())
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        for number in self._numbers:
+        for number in self.numbers:
             try:
                 self._parts[number] = await self._part(number)
             except TierlogError as error:

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from functools import partial
 from typing import Final
@@ -32,8 +32,10 @@ from tierlog.api.console.search import (
     Search,
     SearchQuery,
     SearchRun,
+    led_elsewhere,
     parse_search,
 )
+from tierlog.api.console.search_all_brokers import WholeRun, steps_of
 from tierlog.api.console.search_backward import BackwardRun
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
@@ -106,7 +108,11 @@ class Searches:
         topic = context.broker.topic(exchange.topic)
         query = exchange.query(SearchQuery)
         search = parse_search(query, partitions=len(topic.numbers))
-        run = self._begin(context, topic, search)
+        if exchange.is_forwarded and search.partition is None:  # for another broker's search
+            here = sorted(topic.partitions.keys() | topic.damaged.keys())
+            part = self._begin(context, topic, search, here)
+            return StreamResponse(_STREAM, self._steps(context, exchange, part))
+        run = self._begin_whole(context, exchange, search, query)
         return StreamResponse(_STREAM, self._lines(context, exchange, run, search.wanted.text))
 
     async def download(self, context: Context, exchange: Exchange) -> AnyResponse:
@@ -116,7 +122,7 @@ class Searches:
         make = partial(record_file, query.format, topic=name)
         file = await context.run_in(context.workers.searchers, make)
         search = parse_search(query, partitions=len(topic.numbers))
-        run = self._begin(context, topic, search)
+        run = self._begin_whole(context, exchange, search, query)
         disposition = f'attachment; filename="{name}.{query.format}"'.encode()
         headers = [
             (b"content-type", MEDIA_TYPES[query.format]),
@@ -126,23 +132,51 @@ class Searches:
         ]
         return StreamResponse(headers, self._file(context, exchange, run, file))
 
-    def _begin(self, context: Context, topic: Topic, search: Search) -> SearchRun:
-        """A search is under way for as long as something refers to it. Raises NotLeader for one of
-        a partition that another broker leads, to which it is passed on.
+    def _begin_whole(
+        self, context: Context, exchange: Exchange, search: Search, query: SearchQuery
+    ) -> SearchRun | WholeRun:
+        """Raises NotLeader for a search of a partition that another broker leads, to which it is
+        passed on.
         """
-        settings = context.settings
+        topic = context.broker.topic(exchange.topic)
         if search.partition is not None:
             topic.check_led_here(search.partition)
+            return self._begin(context, topic, search, [search.partition])
+        elsewhere = led_elsewhere(topic, topic.numbers)
+        here = [one for one in topic.numbers if one not in elsewhere]
+        own = self._begin(context, topic, search, here)
+        if not elsewhere:
+            return own
+        return WholeRun(context, exchange, own, search, query=query, elsewhere=elsewhere)
+
+    def _begin(
+        self, context: Context, topic: Topic, search: Search, numbers: Iterable[int]
+    ) -> SearchRun:
+        """A search is under way for as long as something refers to it. Raises Throttled."""
+        settings = context.settings
         if len(self._runs) >= settings.searches_max:
             raise Throttled(f"{len(self._runs)} searches are under way already; try again")
         budget = Budget(settings.search_max_bytes, settings.search_max_ms / 1000)
         make = BackwardRun if search.order == "newest" else SearchRun
-        run = make(context, topic, search, budget)
+        run = make(context, topic, search, budget, numbers)
         self._runs.add(run)
         return run
 
+    async def _steps(
+        self, context: Context, exchange: Exchange, run: SearchRun
+    ) -> AsyncGenerator[bytes, None]:
+        said_s = 0.0
+        async with aclosing(steps_of(run)) as steps:
+            async for step in steps:
+                is_last = step.piece is None
+                has_found = step.piece is not None and bool(step.piece.batches)
+                if has_found or is_last or time.monotonic() >= said_s + PROGRESS_S:
+                    said_s = time.monotonic()
+                    yield _ENCODER.encode(step) + b"\n"
+                    await context.access.recheck(exchange)
+
     async def _lines(
-        self, context: Context, exchange: Exchange, run: SearchRun, text: bytes
+        self, context: Context, exchange: Exchange, run: SearchRun | WholeRun, text: bytes
     ) -> AsyncGenerator[bytes, None]:
         said_s = 0.0
         with LongPoll(context.waiting, exchange, wait_ms=0) as poll:
@@ -158,7 +192,7 @@ class Searches:
         yield _line(run)
 
     async def _file(
-        self, context: Context, exchange: Exchange, run: SearchRun, file: RecordFile
+        self, context: Context, exchange: Exchange, run: SearchRun | WholeRun, file: RecordFile
     ) -> AsyncGenerator[bytes, None]:
         async with aclosing(run.pieces()) as pieces:
             async for piece in pieces:
@@ -170,7 +204,7 @@ class Searches:
         yield await context.run_in(context.workers.searchers, file.end)
 
 
-def _line(run: SearchRun, records: list[FoundRecord] | None = None) -> bytes:
+def _line(run: SearchRun | WholeRun, records: list[FoundRecord] | None = None) -> bytes:
     return _ENCODER.encode(FoundLine(records or [], run.place, run.progress)) + b"\n"
 
 

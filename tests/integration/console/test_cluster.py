@@ -151,23 +151,55 @@ def test_a_broker_that_was_not_sampled_for_long_adds_nothing() -> None:
     assert own.produced_bytes_per_s == [1, 1, 1]
 
 
-def test_a_search_of_one_partition_is_at_its_leader_and_one_of_all_says_what_it_left_out(
-    lab: Lab,
-) -> None:
-    led = lab.leaders()
-    for number in led:
+def found(lab: Lab, **query: str) -> tuple[list[tuple[int, int, int]], dict[str, Any]]:
+    """(partition, offset, timestamp) of what a search finds, and its last line."""
+    answer = lab.api.get("/console/topics/flights/found", params=query)
+    assert answer.status_code == 200, answer.text
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    records = [one for line in lines for one in line["records"]]
+    return [(one["partition"], one["offset"], one["timestamp"]) for one in records], lines[-1]
+
+
+EVERY = {(number, offset) for number in range(PARTITIONS) for offset in range(10)}
+
+
+def test_a_search_of_one_partition_is_at_its_leader(lab: Lab) -> None:
+    for number in lab.leaders():
         for path in ("found", "download"):
             params = {"text": f"from {number}", "partition": str(number)}
             answer = lab.api.get(f"/console/topics/flights/{path}", params=params)
             assert answer.status_code == 200, answer.text
             assert f"from {number}" in answer.text
-    answer = lab.api.get("/console/topics/flights/found", params={"text": "from"})
-    last = json.loads(answer.text.splitlines()[-1])["progress"]
-    here = sum(one == 0 for one in led.values())
-    assert (last["found"], last["end"]) == (10 * here, "complete")
-    left_out = [one for one in last["troubles"] if one.startswith("Not searched here: partition ")]
-    assert len(left_out) == len(last["troubles"]) == 2
-    assert "led by broker 1" in left_out[0]
+
+
+def test_a_search_of_all_partitions_is_of_all_brokers_in_either_order(lab: Lab) -> None:
+    assert set(lab.leaders().values()) == {0, 1, 2}
+    for order in ("newest", "oldest"):
+        records, last = found(lab, text="from", order=order)
+        progress = last["progress"]
+        assert {one[:2] for one in records} == EVERY
+        assert len(records) == len(EVERY)
+        assert (progress["found"], progress["end"], progress["troubles"]) == (60, "complete", [])
+        assert progress["records"] == progress["offsets"] == progress["offsets_in_all"] == 60
+        if order == "oldest":
+            assert [one[:2] for one in records] == sorted(EVERY)
+    download = lab.api.get("/console/topics/flights/download", params={"text": "from"})
+    assert len(download.text.splitlines()) == 60
+
+
+@pytest.mark.parametrize("order", ["newest", "oldest"])
+def test_a_search_of_all_brokers_goes_on_where_it_ended(lab: Lab, order: str) -> None:
+    seen: list[tuple[int, int]] = []
+    query = {"text": "from", "order": order, "limit": "7"}
+    while True:
+        records, last = found(lab, **query)
+        seen += [one[:2] for one in records]
+        if last["progress"]["end"] == "complete":
+            break
+        assert (len(records), last["progress"]["end"]) == (7, "limit")
+        query["after"] = last["place"]
+    assert len(seen) == len(EVERY)
+    assert set(seen) == EVERY
 
 
 # --- moving ---------------------------------------------------------------------------------------
@@ -248,6 +280,11 @@ def test_a_broker_is_seen_to_be_down_and_back_without_a_reload(browser: Chromium
     )
     assert "does not answer" not in browser.text()
     lab.third.kill()
+    for order in ("newest", "oldest"):  # it is not known to be dead yet
+        records, last = found(lab, text="from", order=order)
+        assert {one[:2] for one in records} == {one for one in EVERY if one[0] not in led}
+        assert last["progress"]["end"] == "complete"
+        assert len(last["progress"]["troubles"]) in (1, len(led))
     members = cluster_of(lab.first.broker).members
     until(lambda: not members.find_member(2).is_alive)
     until(lambda: not cluster_of(lab.first.broker).leaders.led_by(2))
