@@ -246,15 +246,9 @@ class ShareGroups:
     def _initialize(
         self, group: str, starts: Mapping[TopicPartition, int], epoch: int
     ) -> list[Future[ShareState]]:
+        call = partial(StateCall, what="initialize", state_epoch=epoch)
         return [
-            self._ask(
-                StateCall(
-                    what="initialize",
-                    key=ShareKey(group, *place),
-                    state_epoch=epoch,
-                    start_offset=start,
-                )
-            )
+            self._ask(call(key=ShareKey(group, *place), start_offset=start))
             for place, start in starts.items()
         ]
 
@@ -424,11 +418,7 @@ class ShareGroups:
         for one in begun:
             one.result()
         self.close_group(group)
-
-        def mark(kept: ShareGroup, now_ms: int) -> Effects:
-            return kept.mark_initialized(starts, now_ms)
-
-        self._keep(found, mark)
+        self._keep(found, lambda kept, now_ms: kept.mark_initialized(starts, now_ms))
 
     def delete_offsets(self, group: str, topic_ids: Iterable[bytes]) -> set[bytes]:
         """Forget what the group did with these topics, durably; it has to be empty. Returns those
@@ -454,9 +444,12 @@ class ShareGroups:
             if one.key.topic_id == topic_id:
                 gone = self.coordinator.carry_out(StateCall(what="delete", key=one.key))
                 gone.add_done_callback(lambda future: _log_failure(future.exception()))
+
+        def forget(group: ShareGroup, now_ms: int) -> Effects:
+            return group.forget_topics([topic_id], now_ms)
+
         for group in self._groups.coordinator.share_groups():
             if topic_id in group.initialized:
-                forget = partial(_forget_topics, [topic_id])
                 self._groups.coordinator.keep_share_group(group, forget, _log_failure)
 
     def _forget_deleted(self) -> None:
@@ -479,7 +472,7 @@ class ShareGroups:
         if not gone:
             return
         keys = [ShareKey(group.name, *one) for one in self.read_places(group.name)]
-        self._keep(group, partial(_forget_topics, gone))
+        self._keep(group, lambda kept, now_ms: kept.forget_topics(gone, now_ms))
         asked = [
             self._ask(StateCall(what="delete", key=key)) for key in keys if key.topic_id in gone
         ]
@@ -487,29 +480,16 @@ class ShareGroups:
             one.result()
 
     def _keep(self, group: ShareGroup, change: Callable[[ShareGroup, int], Effects]) -> None:
-        done = _Waiter()
-        self._groups.coordinator.keep_share_group(group, change, done)
-        done.wait()
+        done: Future[None] = Future()
+        self._groups.coordinator.keep_share_group(group, change, partial(_complete, done))
+        done.result()
 
 
-class _Waiter:
-    """A reply that a thread waits for."""
-
-    def __init__(self) -> None:
-        self._future: Future[None] = Future()
-
-    def __call__(self, error: BaseException | None) -> None:
-        if error is None:
-            self._future.set_result(None)
-        else:
-            self._future.set_exception(error)
-
-    def wait(self) -> None:
-        self._future.result()
-
-
-def _forget_topics(topic_ids: Iterable[bytes], group: ShareGroup, now_ms: int) -> Effects:
-    return group.forget_topics(topic_ids, now_ms)
+def _complete(done: Future[None], error: BaseException | None) -> None:
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)
 
 
 def _log_failure(error: BaseException | None) -> None:

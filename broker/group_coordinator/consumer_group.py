@@ -2,15 +2,10 @@
 GroupMetadataManager in its group-coordinator module). Members send heartbeats; who gets which
 partitions is decided here.
 
-* Everything that changes a group's state is in this file. It does no I/O, reads no clock and makes
-  no ids: a call is (group, event, `now_ms`), and returns effects: answers, records to be written.
-* `now_ms` is a monotonic clock's. Nothing waits for ever: `due_ms` is never later than the next
-  deadline, and `expire` is the event of its passing.
-* Epochs only rise. `epoch` is the group's: it rises with what members and subscriptions are.
-  `target_epoch` is that of `targets`, what each member is to have; a member's own epoch is that of
-  what it has. A partition is one member's at a time (`reconciliation`).
-* A record is a function of the state and its key (`consumer_group_records`): one that could not be
-  written is written with the next, as the state is then.
+* Everything that changes a group's state is in this file, and in `modern_group`. They do no I/O,
+  read no clock and make no ids: a call is (group, event, `now_ms`), and returns effects: answers,
+  records to be written. `now_ms` is a monotonic clock's.
+* A partition is one member's at a time (`reconciliation`).
 
     event                      what happens (a dash: nothing)
     heartbeat, epoch 0         joins; epoch + 1 if its subscription is new *
@@ -46,12 +41,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from enum import StrEnum
+from functools import partial
 from typing import Final, NamedTuple
 
 from tierlog.broker.group_coordinator.assignors import (
     ASSIGNORS,
-    NOTHING,
     UNIFORM,
     Reader,
     Target,
@@ -61,7 +55,6 @@ from tierlog.broker.group_coordinator.consumer_members import (
     ClassicMember,
     ConsumerMember,
     MemberState,
-    MemberTable,
 )
 from tierlog.broker.group_coordinator.consumer_protocol import (
     CONSUMER,
@@ -69,7 +62,6 @@ from tierlog.broker.group_coordinator.consumer_protocol import (
     read_subscription,
 )
 from tierlog.broker.group_coordinator.group_events import (
-    NEVER,
     NO_MEMBER,
     Answer,
     Effects,
@@ -88,18 +80,12 @@ from tierlog.broker.group_coordinator.group_events import (
     Sync,
     Synced,
 )
+from tierlog.broker.group_coordinator.modern_group import Kinds, ModernGroup, Timer
 from tierlog.broker.group_coordinator.reconciliation import Goal, reconcile
-from tierlog.broker.group_coordinator.subscriptions import Subscriptions, TopicView
+from tierlog.broker.group_coordinator.subscriptions import TopicView
 from tierlog.record_format.errors import GroupRefused
 
 LEFT: Final = -2  # a static member that will be back
-
-
-class _Timer(StrEnum):
-    SESSION = "session"
-    REVOKE = "revoke"
-    JOIN = "join"
-    SYNC = "sync"
 
 
 class ConsumerLimits(NamedTuple):
@@ -114,36 +100,26 @@ class ConsumerLimits(NamedTuple):
     migration: Migration = Migration.BIDIRECTIONAL
 
 
-class ConsumerGroup:
-    """`due_ms`: `expire` is called at that time, or later. Not thread-safe."""
+class ConsumerGroup(ModernGroup):
+    limits: ConsumerLimits
+    kinds = Kinds(
+        RecordKind.EPOCH,
+        RecordKind.MEMBER,
+        RecordKind.TARGET_EPOCH,
+        RecordKind.TARGET,
+        RecordKind.CURRENT,
+    )
 
     def __init__(self, name: str, limits: ConsumerLimits, topics: TopicView) -> None:
-        self.name, self.limits = name, limits
-        self.members = MemberTable()
-        self.subscriptions = Subscriptions(topics)
-        self.targets: dict[str, Target] = {}
-        self.epoch = self.target_epoch = 1
-        self.metadata_hash = 0
+        super().__init__(name, limits, topics)
         self.has_partition_metadata = False
-        self.due_ms: float = NEVER
-        self._deadlines: dict[_Timer, dict[str, float]] = {timer: {} for timer in _Timer}
-        self._assign_again_ms: float = 0
-        self._seen_version = -1  # of the topics, in `metadata_hash`
-        self._is_dead = False
-        self._out, self._now_ms = Effects(), 0
 
     # --- events of the consumer protocol ----------------------------------------------------------
 
     def beat(self, beat: Heartbeat, to: object, now_ms: int) -> Effects:
         self._begin(now_ms)
-        try:
-            answer = self._left(beat) if beat.epoch < 0 else self._beaten(beat)
-        except GroupRefused as refused:
-            error = HeartbeatAnswer(GroupError(refused.reason), str(refused))
-            self._out.answers.append(Answer(to, error))
-        else:
-            self._out.confirmed.append(Answer(to, answer))
-        return self._out
+        carry_out = self._left if beat.epoch < 0 else self._beaten
+        return self._answer_beat(to, partial(carry_out, beat))
 
     def resolved(
         self, found: Mapping[str, frozenset[str]] | None, version: int, now_ms: int
@@ -156,21 +132,6 @@ class ConsumerGroup:
             used, is_other = self.subscriptions.resolve(found, version, now_ms)
             self._touch(RecordKind.PATTERN, *used)
             self._refresh_epoch(is_bumped=is_other)
-        return self._out
-
-    def expire(self, now_ms: int) -> Effects:
-        """Do what is due, and set `due_ms` anew."""
-        self._begin(now_ms)
-        timers = self._deadlines.values()
-        late = {one for timer in timers for one, at in timer.items() if at <= now_ms}
-        self._fence([one for one in self.members if one.member_id in late])
-        self.due_ms = min((at for timer in timers for at in timer.values()), default=NEVER)
-        return self._out
-
-    def unload(self, _: GroupError, now_ms: int) -> Effects:
-        """The group is deleted, or its coordinator ends. Nobody waits in it, so none is told."""
-        self._begin(now_ms)
-        self._is_dead, self.due_ms = True, NEVER
         return self._out
 
     # --- events of the classic protocol -----------------------------------------------------------
@@ -280,41 +241,23 @@ class ConsumerGroup:
         return State.STABLE if all(map(self._is_there, self.members)) else State.RECONCILING
 
     @property
-    def is_idle(self) -> bool:
-        return not self.members
-
-    @property
     def assignor(self) -> str:
         """The one that most members name."""
         votes = Counter(one.assignor for one in self.members if one.assignor in ASSIGNORS)
         return votes.most_common(1)[0][0] or UNIFORM if votes else UNIFORM
 
-    def target_of(self, member_id: str) -> Target:
-        return self.targets.get(member_id, NOTHING)
-
-    def all_keys(self) -> list[RecordKey]:
-        """The keys of all records, in the order in which they may be deleted."""
-        members = list(self.members.by_id)
-        return [
-            *(RecordKey(RecordKind.CURRENT, one) for one in members),
-            *(RecordKey(RecordKind.TARGET, one) for one in members),
-            RecordKey(RecordKind.TARGET_EPOCH),
-            *(RecordKey(RecordKind.MEMBER, one) for one in members),
-            *(RecordKey(RecordKind.PATTERN, one) for one in self.subscriptions.matched),
-            *([RecordKey(RecordKind.PARTITION_METADATA)] if self.has_partition_metadata else ()),
-            RecordKey(RecordKind.EPOCH),
-        ]
-
-    # --- at a start, or in place of a classic group -----------------------------------------------
+    def _other_keys(self) -> list[RecordKey]:
+        found = [RecordKey(RecordKind.PATTERN, one) for one in self.subscriptions.matched]
+        if self.has_partition_metadata:
+            found.append(RecordKey(RecordKind.PARTITION_METADATA))
+        return found
 
     def load(self, members: Iterable[ConsumerMember], now_ms: int) -> None:
-        """Take over members. Their sessions begin now."""
-        self._begin(now_ms)
-        for member in members:
-            self._put(member)
-            self._keep_alive(member)
+        """At a start, or in place of a classic group."""
+        super().load(members, now_ms)
+        for member in self.members:
             if member.state is MemberState.UNREVOKED and member.classic is None:
-                self._note(_Timer.REVOKE, member, member.rebalance_timeout_ms)
+                self._note(Timer.REVOKE, member, member.rebalance_timeout_ms)
 
     # --- heartbeats -------------------------------------------------------------------------------
 
@@ -330,13 +273,7 @@ class ConsumerGroup:
         new = self._reconciled(new, beat.owned, is_other=is_other)
         self._keep_alive(new)
         shows_all = beat.epoch == 0 or beat.is_full or new.assigned != old.assigned
-        return HeartbeatAnswer(
-            GroupError.NONE,
-            member_id=new.member_id,
-            epoch=new.epoch,
-            interval_ms=self.limits.heartbeat_interval_ms,
-            assignment=frozenset(new.assigned) if shows_all else None,
-        )
+        return self._shown(new, with_assignment=shows_all)
 
     def _left(self, beat: Heartbeat) -> HeartbeatAnswer:
         member = self.members.known(Identity(beat.member_id, beat.instance_id))
@@ -365,11 +302,6 @@ class ConsumerGroup:
                 f"instance {who.instance_id} is member {current.member_id}, which has not left",
             )
         return current._replace(member_id=who.member_id, epoch=0, previous_epoch=0)
-
-    def _check_room(self, member_id: str) -> None:
-        limit = self.limits.max_size
-        if len(self.members) >= limit and member_id not in self.members.by_id:
-            raise GroupRefused(GroupError.GROUP_MAX_SIZE_REACHED, f"the group has {limit} members")
 
     # --- subscriptions, and the group's epoch -----------------------------------------------------
 
@@ -406,41 +338,17 @@ class ConsumerGroup:
         if unresolved:
             self._out.resolution = Resolution(unresolved, patterns)
 
-    def _refresh_epoch(self, *, is_bumped: bool) -> None:
-        """The epoch rises, also for topics that came, went, or grew since they were last seen."""
-        version = self.subscriptions.topics.version
-        if not is_bumped and self._seen_version == version:
-            return
-        self._seen_version, before = version, self.metadata_hash
-        self.metadata_hash = self.subscriptions.hash()
-        if self.has_partition_metadata:
+    def _refresh_epoch(self, *, is_bumped: bool) -> bool:
+        is_new = is_bumped or self._seen_version != self.subscriptions.topics.version
+        if is_new and self.has_partition_metadata:
             self.has_partition_metadata = False
             self._touch(RecordKind.PARTITION_METADATA, "")
-        if is_bumped or self.metadata_hash != before:
-            self.epoch += 1
-            self._touch(RecordKind.EPOCH, "")
+        return super()._refresh_epoch(is_bumped=is_bumped)
 
     # --- what each is to have, and has ------------------------------------------------------------
 
-    def _update_targets(self) -> None:
-        if self.target_epoch >= self.epoch or self._now_ms < self._assign_again_ms:
-            return
-        readers = [
-            Reader(
-                one.member_id,
-                one.instance_id,
-                self.subscriptions.ids(one),
-                self.target_of(one.member_id),
-            )
-            for one in self.members
-        ]
-        given = ASSIGNORS[self.assignor](readers, self.subscriptions.partitions())
-        changed = [one for one, target in given.items() if self.targets.get(one) != target]
-        self.targets = given
-        self.target_epoch = self.epoch
-        self._touch(RecordKind.TARGET, *changed)
-        self._touch(RecordKind.TARGET_EPOCH, "")
-        self._assign_again_ms = self._now_ms + self.limits.assignment_interval_ms
+    def _assign(self, readers: Sequence[Reader]) -> dict[str, Target]:
+        return ASSIGNORS[self.assignor](readers, self.subscriptions.partitions())
 
     def _reconciled(
         self, member: ConsumerMember, owned: Target | None, *, is_other: bool
@@ -456,9 +364,9 @@ class ConsumerGroup:
         self._put(new)
         self._touch(RecordKind.CURRENT, new.member_id)
         if new.state is MemberState.UNREVOKED and new.classic is None:
-            self._note(_Timer.REVOKE, new, new.rebalance_timeout_ms)
+            self._note(Timer.REVOKE, new, new.rebalance_timeout_ms)
         else:
-            self._deadlines[_Timer.REVOKE].pop(new.member_id, None)
+            self._deadlines[Timer.REVOKE].pop(new.member_id, None)
         return new
 
     def _is_there(self, member: ConsumerMember) -> bool:
@@ -509,8 +417,8 @@ class ConsumerGroup:
             new = self._reconciled(new, owned, is_other=is_other)
         if is_last:
             self._downgrade(keys, is_rebalanced=is_rebalanced)
-        self._deadlines[_Timer.JOIN].pop(new.member_id, None)
-        self._note(_Timer.SYNC, new, join.rebalance_timeout_ms)
+        self._deadlines[Timer.JOIN].pop(new.member_id, None)
+        self._note(Timer.SYNC, new, join.rebalance_timeout_ms)
         self._keep_alive(new)
         protocol = join.protocols[0].name
         return Joined(GroupError.NONE, new.member_id, new.epoch, CONSUMER, protocol)
@@ -525,7 +433,7 @@ class ConsumerGroup:
         if self.target_epoch > member.epoch and member.state is not MemberState.UNREVOKED:
             self._has_to_join(member)
             raise GroupRefused(GroupError.REBALANCE_IN_PROGRESS, "there is a newer assignment")
-        self._deadlines[_Timer.SYNC].pop(member.member_id, None)
+        self._deadlines[Timer.SYNC].pop(member.member_id, None)
         self._keep_alive(member)
         given = encode_assignment_for(first.metadata, self.subscriptions.by_name(member.assigned))
         return Synced(GroupError.NONE, sync.protocol_type, sync.protocol_name, given)
@@ -551,8 +459,8 @@ class ConsumerGroup:
         return member, member.classic
 
     def _has_to_join(self, member: ConsumerMember) -> None:
-        if member.member_id not in self._deadlines[_Timer.JOIN]:
-            self._note(_Timer.JOIN, member, member.rebalance_timeout_ms)
+        if member.member_id not in self._deadlines[Timer.JOIN]:
+            self._note(Timer.JOIN, member, member.rebalance_timeout_ms)
 
     # --- members that go --------------------------------------------------------------------------
 
@@ -581,37 +489,10 @@ class ConsumerGroup:
         self._out.keys[:] = keys
         self._out.is_downgraded, self._out.is_rebalanced = True, is_rebalanced
 
-    def _put(self, member: ConsumerMember) -> None:
-        self.subscriptions.change(self.members.by_id.get(member.member_id), member)
-        self.members.put(member)
-
-    def _remove(self, member: ConsumerMember) -> None:
-        member_id = member.member_id
-        self.subscriptions.change(self.members.by_id[member_id], None)
-        self.members.remove(member_id)
-        self.targets.pop(member_id, None)
-        for timer in self._deadlines.values():
-            timer.pop(member_id, None)
-        for kind in (RecordKind.CURRENT, RecordKind.TARGET, RecordKind.MEMBER):
-            self._touch(kind, member_id)
-
-    # --- records, and time ------------------------------------------------------------------------
-
-    def _begin(self, now_ms: int) -> None:
-        self._now_ms, self._out = now_ms, Effects()
-
-    def _touch(self, kind: RecordKind, *names: str) -> None:
-        self._out.keys.extend(RecordKey(kind, name) for name in names)
-
     def _keep_alive(self, member: ConsumerMember) -> None:
         classic = member.classic
         limit_ms = classic.session_timeout_ms if classic else self.limits.session_timeout_ms
-        self._note(_Timer.SESSION, member, limit_ms)
-
-    def _note(self, timer: _Timer, member: ConsumerMember, after_ms: int) -> None:
-        deadline_ms = self._now_ms + after_ms
-        self._deadlines[timer][member.member_id] = deadline_ms
-        self.due_ms = min(self.due_ms, deadline_ms)
+        self._note(Timer.SESSION, member, limit_ms)
 
 
 def _updated(old: ConsumerMember, beat: Heartbeat) -> ConsumerMember:

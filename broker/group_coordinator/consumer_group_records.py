@@ -224,53 +224,42 @@ def _epochs(given: Assignment) -> list[_Current.TopicPartitions]:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def load_group(group: ConsumerGroup, records: Records, now_ms: int) -> bool:
-    """Fill a new group. Returns False if the records are of no consumer group."""
-    values = {key: value for key, value in _read(records) if key.kind is not RecordKind.CLASSIC}
-    if not any(key.kind is RecordKind.EPOCH for key in values):
+def load_group(group: ConsumerGroup | ShareGroup, records: Records, now_ms: int) -> bool:
+    """Fill a new group. Returns False if the records are of no group of its type."""
+    values, kinds = dict(_read(records)), group.kinds
+    if RecordKey(kinds.epoch) not in values:
         return False
-    members: dict[str, ConsumerMember] = {}
+    read = _read_share_member if isinstance(group, ShareGroup) else _read_member
+    members = list[ConsumerMember]()
     for key, value in values.items():
-        match key.kind:
-            case RecordKind.EPOCH:
-                group.epoch, group.metadata_hash = value.epoch, value.metadata_hash
-            case RecordKind.TARGET_EPOCH:
-                group.target_epoch = value.assignment_epoch
-            case RecordKind.PARTITION_METADATA:
-                group.has_partition_metadata = True
-            case RecordKind.PATTERN:
-                group.subscriptions.matched[key.of] = frozenset(value.topics)
-            case RecordKind.TARGET:
-                group.targets[key.of] = frozenset(_places(value.topic_partitions))
-            case RecordKind.MEMBER:
-                current = values.get(RecordKey(RecordKind.CURRENT, key.of))
-                members[key.of] = _read_member(key.of, value, current)
-    group.load(members.values(), now_ms)
+        if key.kind is kinds.epoch:
+            group.epoch, group.metadata_hash = value.epoch, value.metadata_hash
+        elif key.kind is kinds.target_epoch:
+            group.target_epoch = value.assignment_epoch
+        elif key.kind is kinds.target:
+            group.targets[key.of] = frozenset(_places(value.topic_partitions))
+        elif key.kind is kinds.member:
+            current = values.get(RecordKey(kinds.current, key.of))
+            members.append(read(key.of, value, current))
+        elif isinstance(group, ShareGroup):
+            _load_states(group, key, value)
+        else:
+            _load_patterns(group, key, value)
+    group.load(members, now_ms)
     return True
 
 
-def load_share_group(group: ShareGroup, records: Records, now_ms: int) -> bool:
-    """Fill a new group. Returns False if the records are of no share group."""
-    values = dict(_read(records))
-    if not any(key.kind is RecordKind.SHARE_EPOCH for key in values):
-        return False
-    members: dict[str, ConsumerMember] = {}
-    for key, value in values.items():
-        match key.kind:
-            case RecordKind.SHARE_EPOCH:
-                group.epoch, group.metadata_hash = value.epoch, value.metadata_hash
-            case RecordKind.SHARE_TARGET_EPOCH:
-                group.target_epoch = value.assignment_epoch
-            case RecordKind.SHARE_STATES:
-                for one in value.initialized_topics:
-                    group.initialized[one.topic_id] = set(one.partitions)
-            case RecordKind.SHARE_TARGET:
-                group.targets[key.of] = frozenset(_places(value.topic_partitions))
-            case RecordKind.SHARE_MEMBER:
-                current = values.get(RecordKey(RecordKind.SHARE_CURRENT, key.of))
-                members[key.of] = _read_share_member(key.of, value, current)
-    group.load(members.values(), now_ms)
-    return True
+def _load_patterns(group: ConsumerGroup, key: RecordKey, value: Any) -> None:
+    if key.kind is RecordKind.PATTERN:
+        group.subscriptions.matched[key.of] = frozenset(value.topics)
+    elif key.kind is RecordKind.PARTITION_METADATA:
+        group.has_partition_metadata = True
+
+
+def _load_states(group: ShareGroup, key: RecordKey, value: Any) -> None:
+    if key.kind is RecordKind.SHARE_STATES:
+        for one in value.initialized_topics:
+            group.initialized[one.topic_id] = set(one.partitions)
 
 
 def _read_share_member(

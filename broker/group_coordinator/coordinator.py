@@ -41,7 +41,6 @@ from tierlog.broker.group_coordinator.consumer_group_records import (
     encode_key,
     encode_value,
     load_group,
-    load_share_group,
 )
 from tierlog.broker.group_coordinator.group_events import (
     HTTP_HOST,
@@ -514,7 +513,7 @@ class GroupCoordinator:
             with self._acting() as act:
                 if load_group(group, records, self._now_ms()):
                     self._take_over(group, act)
-                elif load_share_group(share, records, self._now_ms()):
+                elif load_group(share, records, self._now_ms()):
                     self._take_over(share, act)
                 elif (data := records.get(_classic_key(name))) is not None:
                     self._load_classic(name, data, act)

@@ -13,7 +13,14 @@ from tierlog.broker.settings import BrokerSettings
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_writer import AppendResult
 from tierlog.record_format.consumer_offsets import TOPIC
-from tierlog.record_format.errors import DiskFull, Forbidden, UnknownGroup, UnknownTopic
+from tierlog.record_format.errors import (
+    DiskFull,
+    Forbidden,
+    Starting,
+    UnknownGroup,
+    UnknownTopic,
+    WatermarkUnknown,
+)
 
 
 class Log:
@@ -24,6 +31,11 @@ class Log:
         self.gaps, self.number = (), 0
         self.appended = []
         self.append_called = threading.Semaphore(0)
+        self.is_end_known = True
+
+    def check_end_known(self):
+        if not self.is_end_known:
+            raise WatermarkUnknown("its leader is new")
 
     def append(self, batches, *, acks, verify):
         future = Future()
@@ -36,6 +48,8 @@ class Log:
 
     def check_leadership(self):
         """It is never lost."""
+
+    confirm_leads = check_leadership
 
     def offsets(self):
         return SimpleNamespace(log_start_offset=0, high_watermark=0, log_end_offset=100)
@@ -97,6 +111,15 @@ class Topics:
 @pytest.fixture
 def topics():
     return Topics()
+
+
+def test_a_new_leader_does_not_answer_before_it_knows_what_was_committed(topics):
+    topics.groups.log.ensure_topic()
+    topics.log.is_end_known = False
+    with pytest.raises(Starting):
+        topics.groups.committed("g")
+    topics.log.is_end_known = True
+    assert topics.groups.committed("g") == {}
 
 
 def test_a_commit_completed_late_does_not_overwrite_a_later_one(topics):
