@@ -22,9 +22,11 @@ from tests.fakes import fast_jvm, real_kafka, spark_process, waiting
 from tests.fakes.broker_process import BrokerProcess, free_port
 from tests.fakes.command_line import Program
 from tests.fakes.forked import ROOT
+from tests.fakes.kafka_caller import KafkaCaller
 from tests.fakes.page_blocks import blocks_of
 from tests.fakes.tools import find_go
 from tests.judges.test_franz_go import MODULE, VERSION
+from tierlog.record_format.kafka_messages import messages as m
 
 GUIDE = blocks_of(ROOT / "docs/guides/kafka-clients.md")
 CACHE = ROOT / ".cache" / "clients"
@@ -32,7 +34,9 @@ SPARK_KAFKA = "4.2.0"  # the newest that is published
 FETCH_S, RUN_S = 600, 120
 
 KAFKA_CLIENTS, STREAMS, FLINK = (text for kind, text in GUIDE if kind == "pom")
-WITH_CLIENTS, WITH_STREAMS, WITH_FLINK = (text for kind, text in GUIDE if kind == "java")
+WITH_CLIENTS, WITH_SHARES, WITH_STREAMS, WITH_FLINK = (
+    text for kind, text in GUIDE if kind == "java"
+)
 [KAFKA_VERSION] = re.findall("<version>(.+)</version>", KAFKA_CLIENTS)
 PROJECT = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 <modelVersion>4.0.0</modelVersion><groupId>tierlog.tests</groupId><artifactId>guide</artifactId>
@@ -110,6 +114,18 @@ def test_java_produces_consumes_in_a_group_and_answers_in_a_transaction(guided: 
     assert guided.committed("meals") == ["tea is served"]
     described = json.loads(Program(guided.broker.url).ok("group", "describe", "cooks"))
     assert [each["offset"] for each in described["offsets"]] == [1]
+
+
+def test_java_takes_records_as_a_member_of_a_share_group(guided: Guided) -> None:
+    guided.fill("orders", "tea\ncoffee\n")
+    group = m.IncrementalAlterConfigsRequest
+    row = group.AlterableConfig("share.auto.offset.reset", 0, "earliest")
+    with KafkaCaller(guided.port) as caller:
+        caller.ask(group([group.AlterConfigsResource(32, "cooks", [row])]), 1)
+    served = guided.run(*guided.compile_java(WITH_SHARES, jars(KAFKA_CLIENTS)))
+    assert served.splitlines()[-2:] == ["tea is served", "coffee is served"]
+    described = json.loads(Program(guided.broker.url).ok("group", "describe", "cooks"))
+    assert [each["lag"] for each in described["offsets"]] == [0]
 
 
 def test_kafka_streams_counts_exactly_once(guided: Guided) -> None:

@@ -1,4 +1,4 @@
-"""Groups and share groups whose topics have three replicas, while the brokers that
+"""Groups, share groups and transactions whose topics have three replicas, while the brokers that
 coordinate them are killed.
 """
 
@@ -17,6 +17,7 @@ from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.kafka_brokers import PARTITIONS, three_processes
 from tests.fakes.kafka_caller import KafkaCaller
 from tests.fakes.share_member import ShareMember
+from tests.fakes.transactional_copier import TransactionalCopier
 from tests.fakes.waiting import until
 from tests.integration.kafka_listener.test_share_groups_over_brokers import (
     EARLIEST,
@@ -24,6 +25,7 @@ from tests.integration.kafka_listener.test_share_groups_over_brokers import (
     produce,
 )
 from tierlog.broker.share_groups import TOPIC as SHARE_STATES
+from tierlog.broker.transactions import TOPIC as TRANSACTIONS
 from tierlog.record_format.consumer_offsets import TOPIC as OFFSETS
 from tierlog.record_format.kafka_messages import messages as m
 
@@ -144,3 +146,52 @@ def test_each_record_is_acknowledged_once_when_whoever_keeps_that_is_killed(
     topics = (OFFSETS, SHARE_STATES, "flights")
     kills = [lambda topic=topic: cluster.kill_leader(topic) for topic in topics]
     consume_all(cluster.ports, kills, each=100)
+
+
+# --- transactions ---------------------------------------------------------------------------------
+
+
+def read_committed(bootstrap: str) -> list[list[int]]:
+    """By partition."""
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "none",
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
+    found: list[list[int]] = [[] for _ in range(PARTITIONS)]
+    ended = set[int]()
+    consumer.assign([TopicPartition("flights", number, 0) for number in range(PARTITIONS)])
+
+    def has_all() -> bool:
+        message = consumer.poll(0.5)
+        if message is None:
+            return False
+        if message.error() is None:
+            found[message.partition()].append(int(message.value()))
+        elif message.error().code() == KafkaError._PARTITION_EOF:
+            ended.add(message.partition())
+        return len(ended) == PARTITIONS
+
+    with closing(consumer):
+        until(has_all, patience_s=90)
+    return found
+
+
+def test_no_half_of_a_transaction_is_seen_when_coordinators_are_killed(cluster: Cluster) -> None:
+    copier = TransactionalCopier(cluster.ports, "flights", PARTITIONS)
+    copier.start()
+    try:
+        for topic in (TRANSACTIONS, OFFSETS, "flights"):
+            copier.wait_for_more()
+            cluster.kill_leader(topic)
+        copier.wait_for_more()
+    finally:
+        copier.stop()
+    done = copier.committed
+    until(lambda: committed(cluster.bootstrap, "copier")[0] == done[-1] + 1)
+    assert read_committed(cluster.bootstrap) == [done] * PARTITIONS
