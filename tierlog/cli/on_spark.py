@@ -98,42 +98,52 @@ ToTimeOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceOptions:
-    """Which records, from where, and on which cluster."""
+class LogOptions:
+    """Which log, and which part of it."""
 
     from_time: FromTimeOption = None
     to_time: ToTimeOption = None
-    partition: PartitionsOption = None
     store: StoreOption = None
     server: ServerOption = None
     endpoint: EndpointOption = None
     region: RegionOption = None
     token_file: TokenFile = None
     option: SourceOption = None
-    master: MasterOption = None
-    conf: ConfOption = None
 
-    def of(self, topic: str, more: Mapping[str, str | None] | None = None) -> dict[str, str]:
+    def given(self, **more: str | None) -> dict[str, str]:
         """The options of the Spark source. `--option` takes precedence."""
-        given: dict[str, str | None] = {
+        named: dict[str, str | None] = {
             "store": self.store,
             "server": self.server,
             "endpoint": self.endpoint,
             "region": self.region,
             "tokenFile": None if self.token_file is None else str(self.token_file),
-            "subscribe": None if self.partition else topic,
-            "assign": json.dumps({topic: sorted(self.partition)}) if self.partition else None,
             "tier": None if self.server else "cold",
             "startingTimestamp": self.from_time,
             "endingTimestamp": self.to_time,
             # A partition whose records are all older contributes none.
             "startingOffsetsByTimestampStrategy": "latest" if self.from_time else None,
-            **(more or {}),
+            **more,
             **pairs(self.option),
         }
-        if given["store"] is None and given["server"] is None:
+        if named["store"] is None and named["server"] is None:
             raise typer.BadParameter("no source: give --store URL, or --server URL, or both")
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions(LogOptions):
+    """Which records, from where, and on which cluster."""
+
+    partition: PartitionsOption = None
+    master: MasterOption = None
+    conf: ConfOption = None
+
+    def of(self, topic: str, more: Mapping[str, str | None] | None = None) -> dict[str, str]:
+        """The options of the Spark source for a topic."""
+        chosen = json.dumps({topic: sorted(self.partition)}) if self.partition else None
+        subscribed = None if self.partition else topic
+        return self.given(subscribe=subscribed, assign=chosen, **(more or {}))
 
 
 def pairs(given: Sequence[str] | None) -> dict[str, str]:

@@ -76,6 +76,7 @@ COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
         ),
         "bench": Entry("bench", "Measure a broker's produce and fetch rates.", "Broker"),
         "top": Entry("top", "Show what a broker is doing right now.", "Broker"),
+        "sql": Entry("sql", "Query topics as tables, without Spark.", "Topics and records", "sql"),
         "replay": Entry(
             "on_spark",
             "Copy a topic's records to Parquet, JSON or another topic.",

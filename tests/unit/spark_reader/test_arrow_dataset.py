@@ -189,11 +189,11 @@ def test_an_hour_of_thirty_days_reads_the_chunks_that_it_overlaps(tmp_path):
     days = [write_day(tmp_path / "log", day) for day in range(30)]
     put_partition(open_store(url), "hourly", 1, days)
     hourly = dataset("hourly", store=url, tier="cold", startingOffsets={"hourly": {"0": 177}})
-    whole = hourly.planned_bytes()
+    whole = hourly.scanner().planned_bytes
     where = (time >= at(24 * 9 + 7)) & (time < at(24 * 9 + 8))
     assert hourly.to_table(filter=where)["offset"].to_pylist() == [9 * 48 + 14, 9 * 48 + 15]
-    assert hourly.planned_bytes(where) <= 2 * whole / (30 * 24)
-    assert hourly.planned_bytes(where & (partition == 0)) == 0
+    assert hourly.scanner(filter=where).planned_bytes <= 2 * whole / (30 * 24)
+    assert hourly.scanner(filter=where & (partition == 0)).planned_bytes == 0
 
 
 def test_every_scan_of_a_dataset_has_the_same_rows(url, many):
@@ -316,15 +316,15 @@ def test_what_arrow_would_do_without_the_rows_is_refused(many):
 
 @pytest.fixture
 def planned(monkeypatch):
-    """What each scan was planned for: its filter, and how many bytes it fetches."""
-    calls, plan = [], TopicDataset._plan
+    """How many bytes each scan was planned for."""
+    calls, scanner = [], TopicDataset.scanner
 
-    def note(self, where):
-        splits, bounds = plan(self, where)
-        calls.append(sum(split.size_bytes for split in splits))
-        return splits, bounds
+    def note(self, *given, **named):
+        scan = scanner(self, *given, **named)
+        calls.append(scan.planned_bytes)
+        return scan
 
-    monkeypatch.setattr(TopicDataset, "_plan", note)
+    monkeypatch.setattr(TopicDataset, "scanner", note)
     return calls
 
 
@@ -353,6 +353,6 @@ def test_polars_scans_it_lazily(many, planned):
     chosen = lazy.filter(polars.col("offset") < 5).select("offset", "value")
     for _ in range(2):
         assert chosen.collect()["offset"].to_list() == [*range(5), *range(5)]
-    assert planned[-1] < many.planned_bytes() / 10
+    assert planned[-1] < many.scanner().planned_bytes / 10
     assert lazy.head(3).collect().height == 3
     assert lazy.collect().height == 437

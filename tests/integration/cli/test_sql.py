@@ -1,0 +1,92 @@
+"""`tierlog sql` over a bucket without a broker, and over both tiers of one."""
+
+import json
+import re
+
+import pytest
+
+from tests.fakes.bucket import put_topic
+from tierlog.object_store.open import open_store
+
+pytest.importorskip("duckdb")
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory):
+    url = f"file://{tmp_path_factory.mktemp('sql') / 'bucket'}"
+    put_topic(open_store(url), "many", {0: "many-segments-0", 1: "codec-lz4-0"})
+    put_topic(open_store(url), "with-dash", {0: "codec-lz4-0"})
+    return url
+
+
+def rows_of(output):
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def test_topics_are_tables(offline, bucket):
+    def rows(query, *more):
+        return rows_of(offline.ok("sql", "--store", bucket, query, *more))
+
+    grouped = (
+        'select partition, count(*) as n, max("offset") as last from many group by 1 order by 1'
+    )
+    assert rows(grouped) == [
+        {"partition": 0, "n": 177, "last": 176},
+        {"partition": 1, "n": 260, "last": 259},
+    ]
+    joined = 'select count(*) as n from many join "with-dash" using (partition, "offset")'
+    assert rows(joined) == [{"n": 177}]
+    assert rows("with one as (select 1 as a) select * from one") == [{"a": 1}]
+    assert rows("select sum(size) as s from (select 1::hugeint << 70 as size)") == [{"s": 2**70}]
+    assert len(rows("from many", "--option", 'endingOffsets={"many": {"0": 5, "1": 2}}')) == 7
+
+
+def test_values_are_text_where_they_are_and_escapes_where_not(offline, bucket):
+    query = (
+        r"select 'a'::blob as text, '\xFF\x00'::blob as bytes, "
+        "['b'::blob] as list, 'nan'::float as nan"
+    )
+    assert rows_of(offline.ok("sql", "--store", bucket, query)) == [
+        {"text": "a", "bytes": "\\xff\x00", "list": ["b"], "nan": None}
+    ]
+
+
+def test_files_are_read_and_written_beside_topics(offline, bucket, tmp_path):
+    file = tmp_path / "many.parquet"
+    query = f"copy (select partition, \"offset\", value from many) to '{file}'"
+    assert rows_of(offline.ok("sql", "--store", bucket, query)) == [{"Count": 437}]
+    query = f"select count(*) as n from many join '{file}' using (partition, \"offset\")"
+    assert rows_of(offline.ok("sql", "--store", bucket, query)) == [{"n": 437}]
+
+
+@pytest.mark.parametrize(
+    ("code", "query", "more", "message"),
+    [
+        (1, "select * from nope", (), "there is no topic 'nope'"),
+        (1, "selec 1", (), 'Parser Error: syntax error at or near "selec"'),
+        (1, "select 1; select 2", (), "there are 2 statements"),
+        (1, "select nope from many", (), '"nope" not found'),
+        (1, "select count(*) from many", ("--max-bytes", "100k"), r"reads 590.2 KiB .* 97.7 KiB"),
+        (2, "select 1", ("--max-bytes", "much"), "'much' is not a size"),
+        (1, "from many", ("--option", "startingOffset=1"), "did you mean startingOffsets"),
+    ],
+)
+def test_what_cannot_be_queried_is_said_in_one_line(offline, bucket, code, query, more, message):
+    found = offline.fails(code, "sql", "--store", bucket, query, *more)
+    assert re.search(message, found), found
+
+
+def test_a_filter_keeps_a_query_below_its_limit(offline, bucket):
+    query = 'select count(*) as n from many where "offset" < 3'
+    assert rows_of(offline.ok("sql", "--store", bucket, "--max-bytes", "100k", query)) == [{"n": 6}]
+
+
+def test_without_a_broker_the_tail_is_left_out_and_with_one_it_is_not(tierlog, broker):
+    tierlog.ok("topic", "create", "tiers")
+    tierlog.ok("produce", "tiers", stdin=b"cold\n")
+    tierlog.ok("storage", "offload", "tiers")
+    tierlog.ok("produce", "tiers", stdin=b"hot\n")
+    query = 'select decode(value) as value from tiers order by "offset"'
+    store = f"file://{broker.folder / '.tierlog/bucket'}"
+    both = rows_of(tierlog.ok("sql", "--store", store, query))
+    assert both == [{"value": "cold"}, {"value": "hot"}]
