@@ -58,6 +58,7 @@ class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
     """`leader`, and the node ids of those that have it and that are in sync: left out by a broker
     that answers for its part alone. One that is alone names itself as the leader. `replica_lags`:
     by how many offsets each of `replicas` is behind the log end, -1 if its leader does not know.
+    Those that are being added and removed: left out if there are none.
     """
 
     partition: int
@@ -75,6 +76,8 @@ class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
     replicas: list[int] | UnsetType = UNSET
     in_sync_replicas: list[int] | UnsetType = UNSET
     replica_lags: list[int] | UnsetType = UNSET
+    adding_replicas: list[int] | UnsetType = UNSET
+    removing_replicas: list[int] | UnsetType = UNSET
 
 
 class DamagedState(msgspec.Struct, frozen=True):

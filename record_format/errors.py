@@ -158,6 +158,10 @@ class BrokerInUse(RequestError):
     """What is asked of a broker does not fit its state: it runs, or does not, or has partitions."""
 
 
+class NoReassignment(RequestError):
+    """There is no reassignment of the partition to end."""
+
+
 class UnknownGroup(RequestError):
     pass
 

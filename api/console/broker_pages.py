@@ -142,7 +142,7 @@ async def drain_page(context: Context, exchange: Exchange) -> Response:
         "drain.html",
         member=member,
         is_draining=is_draining,
-        leads=cluster.leaders.count_led().get(node_id, 0),
+        has=cluster.leaders.count_replicas()[node_id],
         plan=_shown(cluster, plan),
         count=len(plan),
         refusal=denied,
@@ -176,7 +176,7 @@ async def move_page(context: Context, exchange: Exchange) -> Response:
 
 def _shown(cluster: Cluster, plan: list[Move]) -> list[PlannedMove]:
     return [
-        PlannedMove(cluster.moves.topic_of(one), one.place[1], one.source, one.target)
+        PlannedMove(cluster.moves.name_of(one.place), one.place[1], one.source, one.target)
         for one in plan[:MOVES_SHOWN]
     ]
 

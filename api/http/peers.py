@@ -16,7 +16,13 @@ import httpx2
 import msgspec
 
 from tierlog.api.http.replica_connections import ReplicaConnections
-from tierlog.broker.cluster.peers import GroupConfigCall, LeaderReport, Marker, TransactionPart
+from tierlog.broker.cluster.peers import (
+    GroupConfigCall,
+    LeaderReport,
+    Marker,
+    Reassigned,
+    TransactionPart,
+)
 from tierlog.broker.data_folder import TopicIdPartition
 from tierlog.broker.replication.messages import Fetched, ReplicaFetch
 from tierlog.broker.share_coordinator.share_state import StateAnswer, StateCall
@@ -82,6 +88,14 @@ class HttpPeers:
     def hand_over(self, url: str, *, topic: str, partition: int, node_id: int) -> None:
         place = f"{url}/v1/topics/{topic}/partitions/{partition}/leader"
         self._call("POST", place, {"node_id": node_id}, timeout_s=MOVE_TIMEOUT_S)
+
+    def reassign(
+        self, url: str, *, topic: str, partition: int, replicas: Sequence[int]
+    ) -> Reassigned:
+        place = f"{url}/v1/topics/{topic}/partitions/{partition}/replicas"
+        if not replicas:
+            return self._read("DELETE", place, Reassigned)
+        return self._read("POST", place, Reassigned, {"replicas": replicas})
 
     def set_draining(self, url: str, node_id: int, *, draining: bool) -> None:
         place = f"{url}/v1/cluster/brokers/{node_id}/drain"

@@ -237,6 +237,7 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
     errors.ProducerFenced: Kind(409, "producer-fenced", "The producer has a newer epoch"),
     errors.UnknownBroker: Kind(404, "unknown-broker", "No such broker"),
     errors.BrokerInUse: Kind(409, "broker-in-use", "The broker is in use"),
+    errors.NoReassignment: Kind(409, "no-reassignment", "No reassignment is in progress"),
     errors.NotInCluster: Kind(409, "not-in-cluster", "This broker is alone"),
     errors.InvalidPartitionCount: Kind(
         409, "invalid-partition-count", "Partitions can only be added"

@@ -20,7 +20,7 @@ from tierlog.api.http.produce.append import ProduceQuery
 from tierlog.api.http.produce.columns import RecordsIn
 from tierlog.api.http.produce.handlers import new_producer, produce_to_partition, produce_to_topic
 from tierlog.broker.background.copier import Offloaded
-from tierlog.broker.cluster.peers import GroupConfigCall, LeaderReport, TransactionPart
+from tierlog.broker.cluster.peers import GroupConfigCall, LeaderReport, Reassigned, TransactionPart
 from tierlog.broker.replication.messages import ReplicaFetch
 from tierlog.broker.reports import StorageReport
 from tierlog.broker.share_coordinator.share_state import StateAnswer
@@ -725,6 +725,8 @@ _OPERATED_BROKER: Final = (
     "store-unavailable",
 )
 
+_REASSIGNED: Final = (*NO_PARTITION, *ELSEWHERE, "not-in-cluster", "store-unavailable")
+
 _CLUSTER_CALLS: Final = (
     _cluster_call(
         method="GET",
@@ -854,7 +856,8 @@ _CLUSTER_CALLS: Final = (
         endpoint=cluster.rebalance,
         summary="Share out what the brokers lead",
         description="Makes the first `max_moves` moves after which no broker leads two partitions "
-        "more than another. Call it again until none is `left`. `dry_run` shows all of them.",
+        "more than another, or has two replicas more. Call it again until none is `left`. Replicas "
+        "go on being copied in the background. `dry_run` shows all moves.",
         body={JSON: Body(schema=cluster.Rebalance, example={"dry_run": True})},
         response={JSON: Body(schema=schemas.PlannedMoves)},
         problems=("not-in-cluster", "leader-unknown", "broker-unavailable", "store-unavailable"),
@@ -865,8 +868,9 @@ _CLUSTER_CALLS: Final = (
         endpoint=cluster.drain,
         summary="Have a broker give away all that it leads",
         description="It is given no partitions any more, and hands over those that it has, one "
-        "after another: `GET /v1/cluster` says how many it still `leads`. That outlives restarts. "
-        "The answer is the plan; with `dry_run` it is all that happens.",
+        "after another; where there are several replicas another broker has its own first. `GET "
+        "/v1/cluster` says how many `replicas` it still has. That outlives restarts. The answer is "
+        "the plan; with `dry_run` it is all that happens.",
         body={JSON: Body(schema=cluster.Drain, example={})},
         response={JSON: Body(schema=schemas.PlannedMoves)},
         problems=_OPERATED_BROKER,
@@ -907,6 +911,35 @@ _CLUSTER_CALLS: Final = (
             "store-unavailable",
             "disk-full",
         ),
+    ),
+    _cluster_call(
+        method="POST",
+        path=_PARTITION + "/replicas",
+        endpoint=cluster.reassign,
+        summary="Have other brokers have a partition's replicas",
+        description="Returns when that is ordered. New replicas copy what their leader has on its "
+        "disk, and once all are in sync the others are given up: `GET /v1/cluster/reassignments` "
+        "shows it until then. It goes on whoever leads. There may be more or fewer replicas than "
+        "before, but not one instead of several, or several instead of one.",
+        body={JSON: Body(schema=cluster.NewReplicas, example={"replicas": [2, 0]})},
+        response={JSON: Body(schema=Reassigned)},
+        problems=(*_REASSIGNED, "invalid-replica-assignment"),
+    ),
+    _cluster_call(
+        method="DELETE",
+        path=_PARTITION + "/replicas",
+        endpoint=cluster.cancel_reassignment,
+        summary="End a reassignment: the replicas are to be those of before",
+        response={JSON: Body(schema=Reassigned)},
+        problems=(*_REASSIGNED, "no-reassignment"),
+    ),
+    _cluster_call(
+        method="GET",
+        path="/v1/cluster/reassignments",
+        endpoint=cluster.list_reassignments,
+        summary="The partitions whose replicas are being changed",
+        response={JSON: Body(schema=schemas.OngoingReassignments)},
+        problems=("not-in-cluster",),
     ),
 )
 

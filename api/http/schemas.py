@@ -309,8 +309,8 @@ class FetchError(msgspec.Struct):
 
 
 class BrokerState(msgspec.Struct):
-    """A broker of the cluster. `leads`: how many partitions, as it last said; `kafka`: HOST:PORT
-    that Kafka clients are given, or empty.
+    """A broker of the cluster. `leads`: how many partitions, as it last said; `replicas`: how many
+    it has, as their leaders last said; `kafka`: HOST:PORT that Kafka clients are given, or empty.
     """
 
     node_id: int
@@ -322,6 +322,7 @@ class BrokerState(msgspec.Struct):
     incarnation: int
     is_alive: bool
     leads: int
+    replicas: int
 
 
 class ClusterState(msgspec.Struct):
@@ -337,13 +338,30 @@ class ClusterState(msgspec.Struct):
     under_min_isr_partitions: int
 
 
-class PlannedMove(msgspec.Struct):
-    """`source` and `target`: node ids."""
+class PlannedMove(msgspec.Struct, omit_defaults=True):
+    """`source` and `target`: node ids. `replicas`: those that there are to be; of a partition with
+    one replica they are left out.
+    """
 
     topic: str
     partition: int
     source: int
     target: int
+    replicas: list[int] = []
+
+
+class OngoingReassignment(msgspec.Struct, order=True):
+    """Of one partition; all are node ids."""
+
+    topic: str
+    partition: int
+    replicas: list[int]
+    adding: list[int]
+    removing: list[int]
+
+
+class OngoingReassignments(msgspec.Struct):
+    reassignments: list[OngoingReassignment]
 
 
 class PlannedMoves(msgspec.Struct):

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from tierlog.api.http.context import Context
@@ -199,6 +200,8 @@ def _with_set(cluster: Cluster, topic: Topic, partition: PartitionState) -> Part
         replicas=found.replicas,
         in_sync_replicas=found.in_sync,
         replica_lags=found.lags,
+        adding_replicas=list(found.adding) or UNSET,
+        removing_replicas=list(found.removing) or UNSET,
     )
 
 

@@ -1,7 +1,7 @@
 """What the cluster says of itself, and of changes that need several brokers.
 
-Each partition has one replica, which leads it: to reassign it is to hand it over. The answers of a
-broker alone are those of one Kafka broker.
+To reassign the only replica of a partition is to hand it over. The answers of a broker alone are
+those of one Kafka broker.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tierlog.api.kafka.calls import Call
 from tierlog.api.kafka.error_codes import Code, Refused, code_of, text_of
 from tierlog.api.kafka.metadata import describe
 from tierlog.api.kafka.nodes import (
     NOBODY,
+    NODE_ID,
     Node,
     Replicas,
     controller_id,
@@ -56,6 +57,10 @@ from tierlog.record_format.kafka_messages.messages import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
 )
+
+if TYPE_CHECKING:
+    from tierlog.broker.cluster.reassignments import Ongoing
+    from tierlog.broker.data_folder import TopicIdPartition
 
 _METADATA_TOPIC: Final = "__cluster_metadata"
 _BROKERS: Final = 1  # an endpoint type; 2 are the controllers
@@ -325,17 +330,24 @@ def _not_elected(
         code, text = Code.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition."
         with suppress(UnknownTopic):  # deleted meanwhile
             if not _has_leader(call, call.context.broker.topic(name), number, nodes):
-                code, text = (
-                    _NO_LEADER[type_ == _UNCLEAN],
-                    "The broker that has it does not answer.",
-                )
+                code, text = _without_leader(call, name, is_unclean=type_ == _UNCLEAN)
     return ElectLeadersResponse.PartitionResult(number, code, text)
 
 
-def alter_partition_reassignments(
+def _without_leader(call: Call, name: str, *, is_unclean: bool) -> tuple[Code, str]:
+    if is_unclean and call.context.broker.topic(name).record.is_replicated:
+        return (
+            Code.POLICY_VIOLATION,
+            "No election is unclean: a replica that is not in sync would lose what is "
+            "acknowledged. One that is in sync is elected once its broker runs.",
+        )
+    return _NO_LEADER[is_unclean], "The broker that has it does not answer."
+
+
+async def alter_partition_reassignments(
     call: Call, request: AlterPartitionReassignmentsRequest
 ) -> AlterPartitionReassignmentsResponse:
-    """The hand-overs are begun: each to the one broker that is named."""
+    """Each is ordered, and goes on in the background."""
     if refusal := refusal_of(call, ADMINISTERING):
         return AlterPartitionReassignmentsResponse(
             error_code=Code.CLUSTER_AUTHORIZATION_FAILED, error_message=refusal
@@ -344,16 +356,27 @@ def alter_partition_reassignments(
         allow_replication_factor_change=request.allow_replication_factor_change,
         responses=[
             AlterPartitionReassignmentsResponse.ReassignableTopicResponse(
-                topic.name, [_reassigned(call, topic.name, one) for one in topic.partitions]
+                topic.name,
+                [
+                    await _reassigned(
+                        call, topic.name, one, is_fixed=not request.allow_replication_factor_change
+                    )
+                    for one in topic.partitions
+                ],
             )
             for topic in request.topics
         ],
     )
 
 
-def _reassigned(
-    call: Call, name: str, one: AlterPartitionReassignmentsRequest.ReassignablePartition
+async def _reassigned(
+    call: Call,
+    name: str,
+    one: AlterPartitionReassignmentsRequest.ReassignablePartition,
+    *,
+    is_fixed: bool,
 ) -> AlterPartitionReassignmentsResponse.ReassignablePartitionResponse:
+    """`is_fixed`: the number of replicas may not change (KIP-860)."""
     answer = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(one.partition_index)
     cluster, number = call.context.broker.cluster, one.partition_index
     try:
@@ -361,40 +384,52 @@ def _reassigned(
         _check_number(topic, number)
         place = topic.record.topic_id, number
         if one.replicas is None:
-            if cluster is None or not cluster.reassignments.cancel(place):
+            if cluster is None:
                 raise Refused(Code.NO_REASSIGNMENT_IN_PROGRESS)
+            await call.context.write_cold(cluster.reassignments.cancel, place)
             return answer
-        living, factor = {one.node_id for one in nodes_of(call)}, topic.record.replication_factor
-        check_replicas([one.replicas], living=living, factor=factor)
-        if cluster is not None:
-            cluster.reassignments.begin(place, one.replicas[0])
+        if cluster is None:
+            check_replicas([one.replicas], living={NODE_ID}, factor=1)
+            return answer
+        if is_fixed:
+            _check_factor(call, topic, number, one.replicas)
+        await call.context.write_cold(cluster.reassignments.begin, place, one.replicas)
     except TierlogError as error:
         answer.error_code, answer.error_message = code_of(error), text_of(error)
     return answer
 
 
-def list_partition_reassignments(
+def _check_factor(call: Call, topic: Topic, number: int, wanted: list[int]) -> None:
+    """Raises Refused."""
+    now = replicas_of(call, topic, number, nodes_of(call))
+    factor = len(now.nodes) - len(now.adding)
+    if len(wanted) != factor:
+        raise Refused(
+            Code.INVALID_REPLICATION_FACTOR,
+            f"The replication factor is changed from {factor} to {len(wanted)}",
+        )
+
+
+async def list_partition_reassignments(
     call: Call, request: ListPartitionReassignmentsRequest
 ) -> ListPartitionReassignmentsResponse:
     if refusal := refusal_of(call, DESCRIBING):
         return ListPartitionReassignmentsResponse(
             error_code=Code.CLUSTER_AUTHORIZATION_FAILED, error_message=refusal
         )
-    cluster, nodes = call.context.broker.cluster, nodes_of(call)
-    moving = {} if cluster is None else cluster.reassignments.in_progress()
+    cluster = call.context.broker.cluster
+    moving: dict[TopicIdPartition, Ongoing] = {}
+    if cluster is not None:
+        moving = await call.context.write_cold(cluster.reassignments.list_ongoing)
     wanted = None
     if request.topics is not None:
         wanted = {(one.name, number) for one in request.topics for number in one.partition_indexes}
     found: dict[str, list[_Ongoing]] = {}
-    for (topic_id, number), target in sorted(moving.items()):
+    for (topic_id, number), one in sorted(moving.items()):
         with suppress(UnknownTopic):  # deleted meanwhile
-            topic = call.context.broker.topic_by_id(topic_id)
-            name = topic.record.name
+            name = call.context.broker.topic_by_id(topic_id).record.name
             if call.session.grant.sees_topic(name) and (wanted is None or (name, number) in wanted):
-                now = [
-                    one for one in replicas_of(call, topic, number, nodes).nodes if one != target
-                ]
-                ongoing = _Ongoing(number, [target, *now], [target], now)
+                ongoing = _Ongoing(number, *map(list, one))
                 found.setdefault(name, []).append(ongoing)
     return ListPartitionReassignmentsResponse(
         topics=[

@@ -140,6 +140,7 @@ _CODES: Final[Mapping[type[Exception], Code]] = {
     errors.InvalidReplicationFactor: Code.INVALID_REPLICATION_FACTOR,
     errors.InvalidReplicaAssignment: Code.INVALID_REPLICA_ASSIGNMENT,
     errors.InvalidConfig: Code.INVALID_CONFIG,
+    errors.NoReassignment: Code.NO_REASSIGNMENT_IN_PROGRESS,
     errors.UnknownGroup: Code.GROUP_ID_NOT_FOUND,
     errors.RequestError: Code.INVALID_REQUEST,
     errors.FencedError: Code.NOT_LEADER_OR_FOLLOWER,

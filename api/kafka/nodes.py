@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tierlog.api.kafka.calls import Call
@@ -31,7 +31,7 @@ class Node(NamedTuple):
 
 class Replicas(NamedTuple):
     """Of a partition: its leader, or NOBODY, with its epoch; who has it, who of them is in sync,
-    and who cannot be reached.
+    who cannot be reached, and who is being added.
     """
 
     leader_id: int
@@ -39,6 +39,7 @@ class Replicas(NamedTuple):
     nodes: list[int]
     in_sync: list[int]
     offline: list[int]
+    adding: Sequence[int] = ()
 
 
 def own_id(call: Call) -> int:
@@ -74,7 +75,8 @@ def replicas_of(call: Call, topic: Topic, number: int, nodes: Iterable[Node]) ->
     offline = [one for one in known.replicas if one not in living]
     if leader_id == NOBODY and not is_replicated:
         return Replicas(NOBODY, known.leader_epoch, known.replicas, [], known.replicas)
-    return Replicas(leader_id, known.leader_epoch, known.replicas, known.in_sync, offline)
+    epoch, replicas, in_sync = known.leader_epoch, known.replicas, known.in_sync
+    return Replicas(leader_id, epoch, replicas, in_sync, offline, known.adding)
 
 
 def _only(node_id: int, leader_id: int, leader_epoch: int) -> Replicas:

@@ -34,9 +34,10 @@ REFUSED: Final[Mapping[str, str]] = {
     "AlterReplicaLogDirs": "Any folder but the broker's: `LOG_DIR_NOT_FOUND`.",
     "DescribeLogDirs": "Sizes are of the local log: the answer has no place for the bucket's.",
     "ElectLeaders": "Where a partition has one replica, that leads it: `ELECTION_NOT_NEEDED`, or, "
-    "while its broker is down, `PREFERRED_LEADER_NOT_AVAILABLE`. No election is unclean.",
-    "AlterPartitionReassignments": "Several replicas: `INVALID_REPLICA_ASSIGNMENT`. To one other "
-    "broker of a cluster the partition is handed over.",
+    "while its broker is down, `PREFERRED_LEADER_NOT_AVAILABLE`. No election is unclean: "
+    "`POLICY_VIOLATION`.",
+    "AlterPartitionReassignments": "Several replicas instead of one, or one instead of several: "
+    "`INVALID_REPLICA_ASSIGNMENT`. The only replica is handed over.",
     "DescribeClientQuotas": "There are none by user or client: the answer is empty.",
     "DescribeQuorum": "One voter, with a log that is always empty.",
 }

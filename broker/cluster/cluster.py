@@ -26,7 +26,7 @@ from tierlog.broker.cluster.members import Member, Members
 from tierlog.broker.cluster.moves import Moves
 from tierlog.broker.cluster.news import News
 from tierlog.broker.cluster.own_node import Timing
-from tierlog.broker.cluster.peers import LeaderReport, Peers
+from tierlog.broker.cluster.peers import LeaderReport, Peers, Reassigned
 from tierlog.broker.cluster.placement import Led, place_new
 from tierlog.broker.cluster.reassignments import Reassignments
 from tierlog.broker.cluster.shown_sets import ShownSets
@@ -101,6 +101,7 @@ class Cluster:
             self.news,
             self.replicas,
             led=self._may_lead,
+            has=self.leaders.count_replicas,
             clock=clock,
             default_factor=settings.default_replication_factor,
         )
@@ -112,10 +113,18 @@ class Cluster:
             topics,
             may_lead=self._may_lead,
             hand_over=self.move,
+            reassign=self.reassign,
             prefer=self.replicas.prefer,
             interval_ms=settings.rebalance_interval_ms,
         )
-        self.reassignments = Reassignments(self.moves, self.leaders, look=self.news.read_reports)
+        self.reassignments = Reassignments(
+            self.moves,
+            self.leaders,
+            topics,
+            replicas=self.replicas.moves,
+            may_have=self._may_lead,
+            look=self.news.read_reports,
+        )
         self.hand_over = HandOver(topics, self.news, offload=offload, not_here=self.error_for)
         topics.elsewhere, topics.creating = self, self.topics.ensure
         topics.choose_factor = self.topics.choose_factor
@@ -291,6 +300,17 @@ class Cluster:
         if time.monotonic() >= self._look_again_s:
             self._look_again_s = time.monotonic() + LOOK_INTERVAL_S
             self.look_after()
+        self._note_factors()
+
+    def _note_factors(self) -> None:
+        """Of the topics whose first partition is led here, and is not being reassigned."""
+        for (topic_id, number), shown in self.replicas.shown_here().items():
+            if number > 0 or shown.adding or shown.removing:
+                continue
+            with suppress(UnknownTopicOrPartition):  # deleted meanwhile
+                record = self._topics.find_by_id(topic_id).record
+                if len(shown.replicas) != record.replication_factor:
+                    self.topics.note_factor(record, len(shown.replicas))
 
     def ask_who_leads(self) -> None:
         """Ask the others now, unless somebody did a moment ago: there is a key whose coordinator
@@ -310,8 +330,8 @@ class Cluster:
         """
         return [
             place
-            for place, replicas in self.leaders.replicas().items()
-            if self.members.me.node_id in replicas and not self.replicas.has(place)
+            for place, led in self.leaders.sets().items()
+            if self.members.me.node_id in led.replicas and not self.replicas.has(place)
         ]
 
     def look_after(self) -> None:
@@ -375,6 +395,14 @@ class Cluster:
         paused_ms = round((time.monotonic() - began_s) * 1000)
         return Moved(node_id, partition.log_end_offset, paused_ms)
 
+    def reassign(self, topic: str, number: int, replicas: Sequence[int]) -> Reassigned:
+        """As `Reassignments.reassign_here`. Raises NotLeader too."""
+        partition = self._topics.find(topic).partition(number)
+        try:
+            return self.reassignments.reassign_here(partition, replicas)
+        finally:
+            self.news.note_own()
+
     # --- brokers that leave -----------------------------------------------------------------------
 
     def leave(self, *, timeout_s: float) -> None:
@@ -405,14 +433,18 @@ class Cluster:
         self.members.remove(node_id, check_unused=partial(self._check_unused, node_id))
 
     def _check_unused(self, node_id: int, folder_id: str) -> None:
-        """Raises BrokerInUse if a manifest names its folder. Whatever its owner is, new partitions
-        are only assigned to brokers that live.
+        """Raises BrokerInUse if a manifest names its folder, or a set of replicas names it.
+        Whatever its owner is, new partitions are only assigned to brokers that live.
         """
         self.topics.follow_all()
         used: list[str] = []
 
         def look(record: TopicRecord, number: int) -> None:
-            if folder_id in self._bucket.folders_of(record, number):
+            if record.is_replicated:
+                is_used = self.replicas.is_in_set(record, number, node_id=node_id)
+            else:
+                is_used = folder_id in self._bucket.folders_of(record, number)
+            if is_used:
                 used.append(f"{record.name}-{number}")
 
         self.news.in_threads(

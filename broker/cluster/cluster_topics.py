@@ -53,7 +53,9 @@ log = structlog.get_logger(__name__)
 
 
 class ClusterTopics:
-    """Thread-safe. `led`: what each broker leads that may be given partitions."""
+    """Thread-safe. `led`: what each broker leads that may be given partitions; `has`: how many
+    replicas each broker has.
+    """
 
     def __init__(
         self,
@@ -63,13 +65,14 @@ class ClusterTopics:
         replicas: Replicas,
         *,
         led: Callable[[], Led],
+        has: Callable[[], Mapping[int, int]],
         clock: Callable[[], int],
         default_factor: int,
     ) -> None:
         self._topics, self._bucket, self._news = topics, bucket, news
         self._replicas = replicas
         self.names = TopicNames(bucket.store)
-        self._led, self._clock = led, clock
+        self._led, self._has, self._clock = led, has, clock
         self._default_factor = default_factor
         # A topic is new here, or has more partitions; or it was deleted.
         self.on_followed: Callable[[TopicRecord, bool], None] = lambda *_: None
@@ -116,6 +119,8 @@ class ClusterTopics:
         """Raises what `LiveTopics.alter` does, and StoreUnavailable."""
         topic = self._topics.find(name)
         self._topics.check_added_replicas(name, replicas)
+        if topic.record.is_replicated and (partitions or 0) > topic.record.partitions:
+            self.choose_factor(topic.record.replication_factor, replicas)
         self._bucket.store_status.require_store()
         had = 0
 
@@ -136,6 +141,20 @@ class ClusterTopics:
 
         named = self.names.change_name(name, altered)
         return self._carry_out(named, range(had, named.partitions), replicas)
+
+    def note_factor(self, record: TopicRecord, factor: int) -> None:
+        """A reassignment has given its first partition another number of replicas, which is from
+        now on that of new ones, as in Kafka. Raises StoreUnavailable.
+        """
+        self._bucket.store_status.require_store()
+
+        def noted(before: TopicName | None) -> TopicName:
+            if before is None or before.topic_id != record.topic_id:
+                raise UnknownTopic(record.name)
+            return msgspec.structs.replace(before, replication_factor=factor)
+
+        self.follow(self.names.change_name(record.name, noted), dirty=True)
+        self._news.tell_all([record.name])
 
     def delete(self, name: str) -> None:
         """Raises UnknownTopic, StoreUnavailable."""
@@ -256,8 +275,8 @@ class ClusterTopics:
         """Write who has the replicas of new partitions, and have the first of each lead. Who does
         not answer finds out later, and another leads meanwhile.
         """
-        zones = {one.node_id: one.zone for one in self._news.alive()}
-        had = {node_id: len(places) for node_id, places in self._led().items()}
+        may_have, had = self._led(), self._has()
+        zones = {one.node_id: one.zone for one in self._news.alive() if one.node_id in may_have}
         placed = {
             **place_replicas(leaders, zones, had, factor=record.replication_factor),
             **{place: tuple(replicas[place[1]]) for place in leaders if place[1] in replicas},

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -16,8 +17,8 @@ from tierlog.broker.data_folder import TopicIdPartition
 
 class LedPartition(NamedTuple):
     """A partition, as its leader says. Below `cold_end_offset` all is in the bucket. `replicas` and
-    those in sync are node ids, and only of a topic with several of them; `lags`: of each replica,
-    as in `ShownSet`.
+    those in sync are node ids, and only of a topic with several of them, as are those that are
+    being added and removed; `lags`: of each replica, as in `ShownSet`.
     """
 
     leader_epoch: int
@@ -26,6 +27,8 @@ class LedPartition(NamedTuple):
     replicas: tuple[int, ...] = ()
     in_sync: tuple[int, ...] = ()
     lags: tuple[int, ...] = ()
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
 
 
 Report = Mapping[TopicIdPartition, LedPartition]
@@ -42,6 +45,8 @@ class Leader(NamedTuple):
     replicas: tuple[int, ...] = ()
     in_sync: tuple[int, ...] = ()
     lags: tuple[int, ...] = ()
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
 
 
 class Leaders:
@@ -71,14 +76,23 @@ class Leaders:
     def led_by(self, node_id: int) -> list[TopicIdPartition]:
         return list(self._reports.get(node_id, {}))
 
-    def replicas(self) -> dict[TopicIdPartition, tuple[int, ...]]:
-        """The brokers that have replicas of what is led, where there are several."""
-        return {
-            place: led.replicas
-            for report in self._reports.values()
-            for place, led in report.items()
-            if led.replicas
-        }
+    def sets(self) -> dict[TopicIdPartition, LedPartition]:
+        """What is led and has a set of replicas."""
+        found: dict[TopicIdPartition, LedPartition] = {}
+        for report in self._reports.values():
+            for place, led in report.items():
+                if led.replicas and (place not in found or led > found[place]):
+                    found[place] = led
+        return found
+
+    def count_replicas(self) -> Counter[int]:
+        """How many partitions each broker has, by node id, of those that are led."""
+        return Counter(
+            one
+            for node_id, report in self._reports.items()
+            for led in report.values()
+            for one in led.replicas or (node_id,)
+        )
 
     def count_led(self) -> dict[int, int]:
         """How many partitions each broker leads, by node id."""

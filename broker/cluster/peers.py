@@ -16,13 +16,23 @@ from tierlog.record_format.topic_rules import ConfigValue
 
 class LeaderReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a broker leads: topic id, partition, leader epoch, log end offset and the bucket's end
-    of each. `sets`: of those with several replicas, the node ids of all and of those in sync, and
-    how far each replica is behind.
+    of each. `sets`: of those with a set of replicas, the node ids of all and of those in sync, how
+    far each replica is behind, and the node ids of those that are being added and removed.
     """
 
     node_id: int
     leaders: list[tuple[str, int, int, int, int]]
-    sets: list[tuple[str, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = []
+    sets: list[
+        tuple[
+            str,
+            int,
+            tuple[int, ...],
+            tuple[int, ...],
+            tuple[int, ...],
+            tuple[int, ...],
+            tuple[int, ...],
+        ]
+    ] = []
 
     @classmethod
     def of(cls, node_id: int, led: Report) -> LeaderReport:
@@ -40,6 +50,21 @@ class LeaderReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             for one in self.leaders
             for place in [(one[0], one[1])]
         }
+
+
+class Reassigned(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition's replicas, as its leader says; all are node ids. Nothing is being added or
+    removed: it is done.
+    """
+
+    leader: int
+    replicas: list[int]
+    adding: list[int]
+    removing: list[int]
+
+    @property
+    def is_done(self) -> bool:
+        return not (self.adding or self.removing)
 
 
 class TransactionPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,6 +121,14 @@ class Peers(Protocol):
 
     def hand_over(self, url: str, *, topic: str, partition: int, node_id: int) -> None:
         """Ask the leader there to hand the partition over to another broker."""
+        ...
+
+    def reassign(
+        self, url: str, *, topic: str, partition: int, replicas: Sequence[int]
+    ) -> Reassigned:
+        """Ask the leader there to have these brokers, by node id, have the replicas; none: end the
+        reassignment that there is.
+        """
         ...
 
     def set_draining(self, url: str, node_id: int, *, draining: bool) -> None:

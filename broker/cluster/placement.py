@@ -1,4 +1,5 @@
-"""Which broker is to lead which partition. Pure: brokers are given with what they lead.
+"""Which broker is to lead which partition, and to have its replicas. Pure: brokers are given with
+what they lead.
 
 * Each topic is spread over all brokers, then all partitions are: a topic's load is its own, and a
   broker that joined lately must not get all of a new one.
@@ -7,6 +8,8 @@
   the same broker.
 * After a balance no broker leads two partitions more than another, of a topic or of all. What is
   in balance stays where it is.
+* Replicas of one partition are in different zones as far as there are enough, and a balance moves
+  none into a zone that has one.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -22,11 +26,17 @@ from tierlog.broker.data_folder import TopicIdPartition
 Led = Mapping[int, Sequence[TopicIdPartition]]
 """What each broker leads, by node id."""
 
+Sets = Mapping[TopicIdPartition, Sequence[int]]
+"""The brokers that are to have each partition's replicas; the first is to lead it."""
+
 
 class Move(NamedTuple):
+    """`replicas`: what there are to be, of a partition that has several."""
+
     place: TopicIdPartition
     source: int
     target: int
+    replicas: tuple[int, ...] = ()
 
 
 class _Spread:
@@ -104,9 +114,9 @@ def balance(led: Led) -> list[Move]:
     before = {place: node_id for node_id, places in spread.led.items() for place in places}
     for topic_id in sorted({topic_id for topic_id, _ in before}):
         for move in _evened(spread, topic_id):
-            spread.move(*move)
+            spread.move(*move[:3])
     while (even := _evening_all(spread)) is not None:
-        spread.move(*even)
+        spread.move(*even[:3])
     after = {place: node_id for node_id, places in spread.led.items() for place in places}
     return [
         Move(place, source, after[place])
@@ -149,3 +159,82 @@ def drain(node_id: int, led: Led) -> list[Move]:
     others = {other: places for other, places in led.items() if other != node_id}
     places = sorted(led.get(node_id, ())) if others else []
     return [Move(place, node_id, target) for place, target in place_new(places, others).items()]
+
+
+# --- replicas -------------------------------------------------------------------------------------
+
+
+def drain_replicas(
+    node_id: int, sets: Sets, zones: Mapping[int, str], *, may_have: Iterable[int]
+) -> list[Move]:
+    """The moves after which this broker has no replica: each goes to the broker that has fewest, of
+    those in other zones if there are any. One for which no broker is left stays.
+    """
+    counts = _count_replicas(sets)
+    moves = list[Move]()
+    for place, replicas in sorted(sets.items()):
+        others = [one for one in may_have if one != node_id and one not in replicas]
+        if node_id in replicas and others:
+            crowds = partial(_crowds, replicas, node_id, zones=zones)
+            target = min(others, key=lambda one: (crowds(one), counts[one], one))
+            counts[target] += 1
+            moves.append(Move(place, node_id, target, _replaced(replicas, node_id, target)))
+    return moves
+
+
+def balance_replicas(sets: Sets, zones: Mapping[int, str]) -> list[Move]:
+    """The moves after which no broker has two replicas more than another, and then is the first of
+    two partitions more, as far as single moves get there. `zones`: of the brokers that may be given
+    more, by node id.
+    """
+    now, moves = {place: tuple(sets[place]) for place in sorted(sets)}, list[Move]()
+    for evening in (_evening_replicas, _evening_first):
+        while (move := evening(now, zones)) is not None:
+            now[move.place] = move.replicas
+            moves.append(move)
+    return moves
+
+
+def _evening_replicas(
+    now: Mapping[TopicIdPartition, tuple[int, ...]], zones: Mapping[int, str]
+) -> Move | None:
+    for source, target in _uneven(_count_replicas(now), zones):
+        for place, replicas in now.items():
+            if source not in replicas or target in replicas:
+                continue
+            if not _crowds(replicas, source, target, zones=zones):
+                return Move(place, source, target, _replaced(replicas, source, target))
+    return None
+
+
+def _evening_first(
+    now: Mapping[TopicIdPartition, tuple[int, ...]], zones: Mapping[int, str]
+) -> Move | None:
+    for source, target in _uneven(Counter(one[0] for one in now.values()), zones):
+        for place, replicas in now.items():
+            if replicas[0] == source and target in replicas:
+                rest = (one for one in replicas if one != target)
+                return Move(place, source, target, (target, *rest))
+    return None
+
+
+def _uneven(counts: Mapping[int, int], nodes: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Two brokers of which the first has two more than the second: the farthest apart first."""
+    order = sorted((counts.get(one, 0), one) for one in nodes)
+    for most, source in reversed(order):
+        yield from ((source, target) for least, target in order if most - least >= 2)
+
+
+def _crowds(replicas: Sequence[int], source: int, target: int, *, zones: Mapping[int, str]) -> bool:
+    """Whether two would be in one zone that are not now, if the one took the other's place."""
+    others = {zones.get(one) for one in replicas if one != source}
+    zone = zones.get(target)
+    return bool(zone) and zone in others and zones.get(source) not in others
+
+
+def _replaced(replicas: Sequence[int], old: int, new: int) -> tuple[int, ...]:
+    return tuple(new if one == old else one for one in replicas)
+
+
+def _count_replicas(sets: Sets) -> Counter[int]:
+    return Counter(one for replicas in sets.values() for one in replicas)

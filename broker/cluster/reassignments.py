@@ -1,24 +1,40 @@
-"""Moves that an administrator asks for and does not wait for, as Kafka's reassignments are.
+"""What an administrator asks for and does not wait for: other brokers for a partition (KIP-455).
 
-* They are carried out one after another, by the broker that was asked. One that fails is tried
-  again for a while; then the partition stays where it is.
-* Nothing of it outlives a restart.
+* Of a partition that has several replicas, what there is to be is in its set (`replication.
+  reassigning`): any broker takes the order to its leader, and whoever leads goes on with it.
+* The only replica of one is handed over, by the broker that was asked. One hand-over that fails is
+  tried again for a while; then the partition stays where it is. Nothing of it outlives a restart.
+* A partition with one replica keeps one, and one with several keeps two at least: the first moves
+  through the bucket, the others copy from their leader, and nothing turns one into the other.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, NamedTuple
 
 import structlog
 
 from tierlog.broker.cluster.leaders import Leaders
 from tierlog.broker.cluster.moves import Moves
+from tierlog.broker.cluster.peers import Reassigned
 from tierlog.broker.cluster.placement import Move
 from tierlog.broker.data_folder import TopicIdPartition
+from tierlog.broker.live_topics import LiveTopics
+from tierlog.broker.partition import Partition
+from tierlog.broker.replication.replica_moves import ReplicaMoves
+from tierlog.broker.topic_replicas import check_min_in_sync, check_replicas
 from tierlog.host.threads import Threads
-from tierlog.record_format.errors import LeaderUnknown, RetriableError, TierlogError
+from tierlog.record_format.errors import (
+    FieldProblem,
+    InvalidConfig,
+    InvalidReplicaAssignment,
+    LeaderUnknown,
+    NoReassignment,
+    RetriableError,
+    TierlogError,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -26,11 +42,31 @@ ATTEMPTS: Final = 10
 ASK_AGAIN_S: Final = 1.0
 
 
-class Reassignments:
-    """Thread-safe. `look`: ask all brokers what they lead now."""
+class Ongoing(NamedTuple):
+    """Of one partition; all are node ids."""
 
-    def __init__(self, moves: Moves, leaders: Leaders, *, look: Callable[[], None]) -> None:
-        self._moves, self._leaders, self._look = moves, leaders, look
+    replicas: Sequence[int]
+    adding: Sequence[int]
+    removing: Sequence[int]
+
+
+class Reassignments:
+    """Thread-safe. `replicas`: those of this broker; `may_have`: the brokers that may be given
+    more; `look`: ask all brokers what they lead now.
+    """
+
+    def __init__(
+        self,
+        moves: Moves,
+        leaders: Leaders,
+        topics: LiveTopics,
+        *,
+        replicas: ReplicaMoves,
+        may_have: Callable[[], Collection[int]],
+        look: Callable[[], None],
+    ) -> None:
+        self._moves, self._leaders, self._topics = moves, leaders, topics
+        self._replicas, self._may_have, self._look = replicas, may_have, look
         self._threads = Threads(1, name="reassign")
         self._lock = threading.Lock()
         self._targets: dict[TopicIdPartition, int] = {}
@@ -40,22 +76,110 @@ class Reassignments:
         self._is_stopping.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def in_progress(self) -> dict[TopicIdPartition, int]:
-        """The node id that each is on its way to."""
-        return self._targets.copy()
+    def list_ongoing(self) -> dict[TopicIdPartition, Ongoing]:
+        """Of all partitions that are led."""
+        self._look()
+        found = {
+            place: Ongoing(led.replicas, led.adding, led.removing)
+            for place, led in self._leaders.sets().items()
+            if led.adding or led.removing
+        }
+        for place, target in self._targets.copy().items():
+            leader = self._leaders.find_leader(place)
+            now = [leader.node_id] if leader is not None and leader.node_id != target else []
+            found[place] = Ongoing([target, *now], [target], now)
+        return found
 
-    def begin(self, place: TopicIdPartition, node_id: int) -> None:
-        """A later one replaces one that has not begun to move."""
+    def begin(self, place: TopicIdPartition, node_ids: Sequence[int]) -> None:
+        """A later one replaces one that goes on. Raises InvalidReplicaAssignment, and what
+        `Moves.reassign` does.
+        """
+        self.check(place, node_ids)
+        if self._topics.find_by_id(place[0]).record.is_replicated:
+            self._order(place, node_ids)
+        else:
+            self._begin_move(place, node_ids[0])
+
+    def cancel(self, place: TopicIdPartition) -> None:
+        """A hand-over that has begun arrives. Raises NoReassignment, and what `Moves.reassign`
+        does.
+        """
+        with self._lock:
+            if self._targets.pop(place, None) is not None:
+                return
+        if place not in self.list_ongoing():
+            raise _no_reassignment(place)
+        self._order(place, [])
+
+    def _order(self, place: TopicIdPartition, node_ids: Sequence[int]) -> None:
+        """Its leader may be changing, or be changing the set."""
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                self._moves.reassign(place, node_ids)
+                return
+            except RetriableError:
+                if not left or self._is_stopping.wait(ASK_AGAIN_S):
+                    raise
+                self._look()
+
+    def reassign_here(self, partition: Partition, node_ids: Sequence[int]) -> Reassigned:
+        """Of a partition that this broker leads; none: end the reassignment that there is. Raises
+        InvalidReplicaAssignment, NoReassignment, LeaderUnknown, StoreUnavailable.
+        """
+        place = partition.topic_id, partition.number
+        if node_ids:
+            self.check(place, node_ids)
+        if partition.term is None:
+            return self._reassign_only(place, node_ids)
+        shown = self._replicas.reassign(partition, node_ids)
+        assert shown.leader is not None, "it is led here"
+        return Reassigned(
+            leader=shown.leader,
+            replicas=shown.replicas,
+            adding=list(shown.adding),
+            removing=list(shown.removing),
+        )
+
+    def _reassign_only(self, place: TopicIdPartition, node_ids: Sequence[int]) -> Reassigned:
+        me = self._replicas.node_id
+        if node_ids:
+            self._begin_move(place, node_ids[0])
+        elif self._targets.pop(place, None) is None:
+            raise _no_reassignment(place)
+        target = self._targets.get(place, me)
+        moves = target != me
+        return Reassigned(
+            leader=me,
+            replicas=[target, me] if moves else [me],
+            adding=[target] if moves else [],
+            removing=[me] if moves else [],
+        )
+
+    def check(self, place: TopicIdPartition, node_ids: Sequence[int]) -> None:
+        """Whether these brokers may have the replicas. Raises InvalidReplicaAssignment."""
+        topic, leader = self._topics.find_by_id(place[0]), self._leaders.find_leader(place)
+        has = () if leader is None else (*leader.replicas, leader.node_id)
+        check_replicas([node_ids], living={*self._may_have(), *has}, factor=None)
+        factor, least = len(node_ids), 2 if topic.record.is_replicated else 1
+        if factor < least or (factor > 1 and least == 1):
+            keeps = "two replicas at least" if least > 1 else "one replica"
+            raise _refused(
+                f"{topic.record.name} was created with {'several' if least > 1 else 'one'} of each "
+                f"partition, which keeps {keeps}, not {factor}"
+            )
+        try:
+            check_min_in_sync(topic.config, factor=factor)
+        except InvalidConfig as error:
+            raise _refused(str(error)) from error
+
+    # --- the only replica -------------------------------------------------------------------------
+
+    def _begin_move(self, place: TopicIdPartition, node_id: int) -> None:
         with self._lock:
             is_new = place not in self._targets
             self._targets[place] = node_id
         if is_new:
             self._threads.submit(self._run, place)
-
-    def cancel(self, place: TopicIdPartition) -> bool:
-        """Whether there was one. What has begun to move arrives."""
-        with self._lock:
-            return self._targets.pop(place, None) is not None
 
     def _run(self, place: TopicIdPartition) -> None:
         try:
@@ -84,3 +208,11 @@ class Reassignments:
             log.info("a partition is not moved yet", partition=place, error=str(error))
             return False
         return True
+
+
+def _refused(why: str) -> InvalidReplicaAssignment:
+    return InvalidReplicaAssignment(why, problems=(FieldProblem("replicas", why),))
+
+
+def _no_reassignment(place: TopicIdPartition) -> NoReassignment:
+    return NoReassignment(f"partition {place[1]}: no reassignment is in progress")

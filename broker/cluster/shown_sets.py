@@ -40,24 +40,25 @@ class ShownSets:
             return ShownSet(-1, None, [], [], [])
         replicas = list(last.replicas) or [last.node_id]
         if leader is None:
-            return ShownSet(-1, None, replicas, list(last.in_sync), [])
+            return ShownSet(-1, None, replicas, list(last.in_sync), [], *last[7:])
         in_sync = list(last.in_sync) or [leader.node_id]
         lags = list(last.lags) or [0]
-        return ShownSet(leader.leader_epoch, leader.node_id, replicas, in_sync, lags)
+        return ShownSet(leader.leader_epoch, leader.node_id, replicas, in_sync, lags, *last[7:])
 
     def count_short(self, topics: Iterable[Topic], *, leader: int | None = None) -> Short:
         """`leader`: of the partitions of this broker alone."""
         short = Short()
         for topic in topics:
-            factor = topic.record.replication_factor
-            enough = topic.config.min_in_sync(factor)
             for number in topic.numbers:
                 found = self.shown(topic.record.topic_id, number)
                 if leader not in (None, found.leader):
                     continue
                 is_led, in_sync = found.leader is not None, len(found.in_sync)
+                enough = topic.config.min_in_sync(len(found.wanted))
+                # As Kafka: what is being added is not missed yet.
+                missed = len(found.replicas) - len(found.adding) - in_sync
                 short.offline += not is_led
-                short.under_replicated += is_led and in_sync < factor
+                short.under_replicated += is_led and missed > 0
                 short.under_min_isr += is_led and in_sync < enough
-                short.at_min_isr += is_led and in_sync == enough < factor
+                short.at_min_isr += is_led and in_sync == enough < len(found.wanted)
         return short

@@ -17,14 +17,20 @@ from functools import partial
 from typing import Final
 
 import structlog
-from msgspec.structs import replace
 
 from tierlog.broker.cluster.members import Members
 from tierlog.broker.replication import election, in_sync
 from tierlog.broker.replication.counts import SetCounts
 from tierlog.broker.replication.election import Doubt, Refused
 from tierlog.broker.replication.in_sync import InForce
-from tierlog.broker.replication.reassigning import HandOver, next_step
+from tierlog.broker.replication.reassigning import (
+    Grow,
+    HandOver,
+    Shrink,
+    begun,
+    ended,
+    next_step,
+)
 from tierlog.broker.replication.replica import (
     Leaderless,
     Replica,
@@ -35,12 +41,12 @@ from tierlog.broker.replication.replica import (
 from tierlog.broker.replication.term import Term
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.clock import monotonic_ms
-from tierlog.manifest.replica_sets import NewestSet
+from tierlog.manifest.replica_sets import NewestSet, ReplicaSet
 from tierlog.manifest.store import random_name
 from tierlog.manifest.versions import CreateOutcome
 from tierlog.record_format.errors import (
-    InvalidRequest,
     LeaderUnknown,
+    NoReassignment,
     OutcomeUnknownError,
     StoreUnavailable,
 )
@@ -157,7 +163,7 @@ class Elections:
             return partial(self._hand_over, replica, step.node_ids)
         if step is None or term.lead.pending is not None:
             return None
-        return partial(self._change_replicas, replica, frozenset(step.replicas))
+        return partial(self._change_replicas, replica, step)
 
     def _is_heard(self, replica: Replica) -> bool:
         """Whether it follows a leader that answers: one that does not may have resigned."""
@@ -328,7 +334,14 @@ class Elections:
         assert replica.newest is not None
         self._send(replica, replica.newest, after)
 
-    def _send(self, replica: Replica, newest: NewestSet, after: InForce) -> None:
+    def _send(
+        self,
+        replica: Replica,
+        newest: NewestSet,
+        after: InForce,
+        reassigned: ReplicaSet | None = None,
+    ) -> None:
+        """`reassigned`: the newest set, with what a reassignment makes of it."""
         with replica.lock:
             assert replica.sent is None, "one version at a time"
             assert newest.found is not None
@@ -336,7 +349,7 @@ class Elections:
             if replica.term is not None:
                 replica.term.send_change(after)
             replica.newest = newest
-            replica.sent = as_version(after, newest.found, nonce=random_name())
+            replica.sent = as_version(after, reassigned or newest.found, nonce=random_name())
         self.send_again(replica)
 
     def send_again(self, replica: Replica) -> None:
@@ -375,34 +388,41 @@ class Elections:
 
     def reassign(self, replica: Replica, target: Sequence[int]) -> None:
         """Have these brokers have the replicas, and no others; none: as it was. It goes on in the
-        background, whoever leads. Raises LeaderUnknown, InvalidRequest: none is in progress.
+        background, whoever leads. Raises LeaderUnknown, StoreUnavailable if it is not known to have
+        begun, NoReassignment.
         """
         term, newest = replica.term, replica.newest
         if term is None or newest is None or newest.found is None or replica.sent is not None:
             raise LeaderUnknown(f"{replica}: its set is being changed", retry_after_s=1)
         now = newest.found
         if not target and not now.target:
-            raise InvalidRequest(f"{replica}: no reassignment is in progress")
-        wanted = replace(
-            now, target=tuple(target) or now.original, original=now.original or now.replicas
-        )
-        replicas = frozenset((*now.replicas, *wanted.target))
+            raise NoReassignment(f"{replica}: no reassignment is in progress")
+        wanted = tuple(target) or now.original
+        replicas = frozenset((*now.replicas, *wanted))
         after = in_sync.change_replicas(term.lead, replicas, gone=frozenset(), min_in_sync=1)
         assert after is not None, "it only grows"
-        self._send(replica, newest._replace(found=wanted), after)
+        self._send(replica, newest, after, begun(now, wanted))
+        if replica.sent is not None:
+            raise StoreUnavailable(f"{replica}: the reassignment is not confirmed yet")
+        found = None if replica.newest is None else replica.newest.found
+        if found is None or (found.target or found.replicas) != wanted:
+            raise LeaderUnknown(f"{replica}: its set was changed meanwhile", retry_after_s=1)
 
-    def _change_replicas(self, replica: Replica, replicas: frozenset[int]) -> None:
+    def _change_replicas(self, replica: Replica, step: Grow | Shrink) -> None:
         """Waits if too few would be in sync without those that are to go."""
-        term, newest = replica.term, replica.newest
+        term, newest, replicas = replica.term, replica.newest, frozenset(step.replicas)
         assert term is not None
         assert newest is not None
+        assert newest.found is not None
         members = term.lead.in_force.in_sync
         gone = frozenset(one for one in members if not nodes_of({one}, self._members) <= replicas)
         after = in_sync.change_replicas(
             term.lead, replicas, gone=gone, min_in_sync=self._min_in_sync(replica)
         )
         if after is not None:
-            self._send(replica, newest, after)
+            ends = isinstance(step, Shrink)
+            reassigned = ended(newest.found, step.replicas) if ends else newest.found
+            self._send(replica, newest, after, reassigned)
 
 
 def nodes_of(replica_ids: AbstractSet[str], members: Members) -> set[int]:

@@ -98,7 +98,8 @@ class Fetched(NamedTuple):
 class ShownSet(NamedTuple):
     """A partition's replicas as its leader last reported them; all are node ids. `leader`: None
     while nobody is known to lead. `lags`: by how many offsets each replica is behind the leader's
-    log end, -1 if it has not said so in this term; none while nobody leads.
+    log end, -1 if it has not said so in this term; none while nobody leads. `adding`, `removing`:
+    those of a reassignment, which are among the replicas.
     """
 
     leader_epoch: int
@@ -106,6 +107,13 @@ class ShownSet(NamedTuple):
     replicas: list[int]
     in_sync: list[int]
     lags: list[int]
+    adding: Sequence[int] = ()
+    removing: Sequence[int] = ()
+
+    @property
+    def wanted(self) -> list[int]:
+        """The replicas that there are to be."""
+        return [one for one in self.replicas if one not in self.removing]
 
 
 class Replicas(Protocol):

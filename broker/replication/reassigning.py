@@ -2,7 +2,7 @@
 
 * What there is to be is in the set itself (`ReplicaSet.target`), so that whoever leads goes on.
 * It grows first, and shrinks once all that are to stay are in sync: in between there is never one
-  replica fewer than before.
+  replica fewer than before. Back to what there was it shrinks at once: one of those may be dead.
 * A leader that is not to stay hands over first.
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from tierlog.manifest.replica_sets import ReplicaSet
 
@@ -36,11 +38,26 @@ def next_step(
     missing = [one for one in target if one not in now.replicas]
     if missing:
         return Grow((*now.replicas, *missing))
-    if not in_sync >= set(target):
+    if set(target) != set(now.original) and not in_sync >= set(target):
         return None
     if leader not in target:
         return HandOver(target)
     return Shrink(target)
+
+
+def begun(now: ReplicaSet, target: tuple[int, ...]) -> ReplicaSet:
+    """The set by which it begins, but for the replicas that are added. If only their order is to
+    change it has ended.
+    """
+    if set(target) == set(now.replicas):
+        return ended(now, target)
+    return replace(now, target=target, original=now.original or now.replicas)
+
+
+def ended(now: ReplicaSet, target: tuple[int, ...]) -> ReplicaSet:
+    """The set by which it ends, but for the replicas that are removed."""
+    order = dict.fromkeys((*target, *now.replicas))
+    return replace(now, replicas=tuple(order), target=(), original=())
 
 
 def adding(now: ReplicaSet) -> list[int]:

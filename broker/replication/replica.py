@@ -274,12 +274,11 @@ class Replica:
 
 
 def as_version(after: InForce, before: ReplicaSet, *, nonce: str) -> ReplicaSet:
-    """The version to write: as `before`, with what `after` decides. A reassignment that ends gives
-    the replicas their order.
+    """The version to write: as `before`, with what `after` decides. What is to stay after a
+    reassignment comes first.
     """
     order = (*before.target, *before.replicas) if before.target else before.replicas
     known = dict.fromkeys(one for one in order if one in after.replicas)
-    has_ended = before.target and after.replicas == frozenset(before.target)
     return replace(
         before,
         version=after.version,
@@ -287,8 +286,6 @@ def as_version(after: InForce, before: ReplicaSet, *, nonce: str) -> ReplicaSet:
         leader=after.leader,
         replicas=(*known, *sorted(after.replicas - known.keys())),
         in_sync=tuple(sorted(after.in_sync)),
-        target=() if has_ended else before.target,
-        original=() if has_ended else before.original,
         nonce=nonce,
     )
 

@@ -15,11 +15,11 @@ from tierlog.broker.cluster.members import Member, Members
 from tierlog.broker.data_folder import TopicIdPartition
 from tierlog.broker.partition import Partition
 from tierlog.broker.replication.elections import Elections, nodes_of
+from tierlog.broker.replication.messages import ShownSet
+from tierlog.broker.replication.reassigning import adding, removing
 from tierlog.broker.replication.replica import Replica, folder_of
 from tierlog.broker.replication.term import Term
-from tierlog.manifest.replica_sets import ReplicaSet
 from tierlog.record_format.errors import (
-    InvalidReplicaAssignment,
     InvalidRequest,
     LeaderUnknown,
     StoreUnavailable,
@@ -41,6 +41,10 @@ class ReplicaMoves:
     ) -> None:
         self._replicas, self._members, self._elections = replicas, members, elections
         self._name = name
+
+    @property
+    def node_id(self) -> int:
+        return self._members.me.node_id
 
     def may_lead_instead(self, partition: Partition) -> list[int]:
         """The brokers that run and have a replica in sync, the preferred ones first."""
@@ -96,27 +100,37 @@ class ReplicaMoves:
         if replica.partition is partition:
             raise StoreUnavailable(f"{partition}: the hand-over is not confirmed yet")
 
-    def reassign(self, partition: Partition, node_ids: Sequence[int]) -> None:
-        """As `Elections.reassign`; new replicas begin at once. Raises InvalidReplicaAssignment."""
+    def reassign(self, partition: Partition, node_ids: Sequence[int]) -> ShownSet:
+        """As `Elections.reassign`; new replicas begin at once. Returns the set that there is."""
         replica = self._replicas[partition.topic_id, partition.number]
-        unknown = [one for one in node_ids if self._members.member(one) is None]
-        if unknown or len(set(node_ids)) < len(node_ids):
-            raise InvalidReplicaAssignment(f"{partition}: replicas {list(node_ids)}")
         with replica.stepping:
             self._elections.reassign(replica, node_ids)
+            shown = shown_of(replica, self._members)
         for node_id in replica.node_ids:
             self._name(node_id, [replica.place])
+        if shown is None:
+            raise LeaderUnknown(f"{partition} is led elsewhere now", retry_after_s=1)
+        return shown
 
-    def reassigned(self) -> dict[TopicIdPartition, ReplicaSet]:
-        """The sets of what is led here and is being reassigned (KIP-455)."""
-        return {
-            place: found
-            for place, replica in list(self._replicas.items())
-            if replica.term is not None
-            and replica.newest is not None
-            and (found := replica.newest.found) is not None
-            and found.target
-        }
+
+def shown_of(replica: Replica, members: Members) -> ShownSet | None:
+    """The set of what is led here; None if it is not. A member that lags is not shown as in sync,
+    though it stays while too few others would (R3): Kafka calls it an eligible leader (KIP-966).
+    """
+    term, newest = replica.term, replica.newest
+    if term is None or newest is None or newest.found is None:
+        return None
+    found, in_force, me = newest.found, term.lead.in_force, members.me.node_id
+    replicas = [one for one in found.replicas if one in in_force.replicas]
+    return ShownSet(
+        term.epoch,
+        me,
+        replicas,
+        sorted(nodes_of(in_force.in_sync - term.lagging(), members)),
+        [0 if one == me else term.lag_of(one) for one in replicas],
+        adding(found),
+        removing(found),
+    )
 
 
 def _in_sync_of(term: Term, target: Member) -> str:

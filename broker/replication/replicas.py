@@ -29,14 +29,14 @@ from tierlog.broker.log_opener import LogOpener
 from tierlog.broker.opened_log import Wanted
 from tierlog.broker.partition import Partition
 from tierlog.broker.replication import election
-from tierlog.broker.replication.elections import Elections, nodes_of
+from tierlog.broker.replication.elections import Elections
 from tierlog.broker.replication.fetch_answers import FetchAnswers
 from tierlog.broker.replication.fetcher import Fetcher, Fetchers
 from tierlog.broker.replication.in_sync import InForce
 from tierlog.broker.replication.kept_file import KeptFiles
 from tierlog.broker.replication.messages import ShownSet
 from tierlog.broker.replication.replica import Replica, Role
-from tierlog.broker.replication.replica_moves import ReplicaMoves
+from tierlog.broker.replication.replica_moves import ReplicaMoves, shown_of
 from tierlog.broker.replication.term import NEVER_MS, Term
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.topic_registry import TopicRecord
@@ -249,6 +249,13 @@ class Replicas:
         keys = PartitionKeys(record.name, record.topic_id, number)
         return ReplicaSets(self._bucket.store, keys, pause=self._timing.pause)
 
+    def is_in_set(self, record: TopicRecord, number: int, *, node_id: int) -> bool:
+        """Whether the broker has a replica, or is to have one. Raises StoreUnavailable,
+        CorruptDataError.
+        """
+        found = self._sets_of(record, number).load_newest().found
+        return found is not None and node_id in (*found.replicas, *found.target)
+
     def look_at(self, topics: Sequence[str], *, leader: int) -> None:
         """That broker leads some of these topics' partitions: look at those that follow another."""
         for replica in list(self._replicas.values()) if topics else ():
@@ -331,8 +338,11 @@ class Replicas:
     # --- leading ----------------------------------------------------------------------------------
 
     def _min_in_sync(self, replica: Replica) -> int:
-        topic = self._topics.find_by_id(replica.place[0])
-        return topic.config.min_in_sync(topic.record.replication_factor)
+        """By the replicas that there are to be: a reassignment may have another number of them."""
+        topic, newest = self._topics.find_by_id(replica.place[0]), replica.newest
+        found = None if newest is None else newest.found
+        wanted = () if found is None else found.target or found.replicas
+        return topic.config.min_in_sync(len(wanted) or topic.record.replication_factor)
 
     def _lead(self, replica: Replica, in_force: InForce) -> None:
         topic = self._topics.find_by_id(replica.place[0])
@@ -413,19 +423,12 @@ class Replicas:
     # --- what is shown ----------------------------------------------------------------------------
 
     def shown_here(self) -> dict[TopicIdPartition, ShownSet]:
-        """The sets of all that is led here. A member that lags is not shown as in sync, though it
-        stays while too few others would (R3): Kafka calls it an eligible leader (KIP-966).
-        """
-        found = {}
-        for place, replica in list(self._replicas.items()):
-            term, newest = replica.term, replica.newest
-            if term is not None and newest is not None and newest.found is not None:
-                in_force, me = term.lead.in_force, self._members.me.node_id
-                replicas = [one for one in newest.found.replicas if one in in_force.replicas]
-                in_sync = sorted(nodes_of(in_force.in_sync - term.lagging(), self._members))
-                lags = [0 if one == me else term.lag_of(one) for one in replicas]
-                found[place] = ShownSet(term.epoch, me, replicas, in_sync, lags)
-        return found
+        """The sets of all that is led here."""
+        return {
+            place: found
+            for place, replica in list(self._replicas.items())
+            if (found := shown_of(replica, self._members)) is not None
+        }
 
     def max_lag(self, log_end_of: Callable[[TopicIdPartition], int | None]) -> int:
         """By how many offsets the replica here that is furthest behind is behind its leader, by

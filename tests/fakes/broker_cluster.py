@@ -10,7 +10,13 @@ from typing import Any
 from tests.fakes.faulty_object_store import FaultyObjectStore
 from tierlog.broker.broker import Broker
 from tierlog.broker.cluster.cluster import Cluster
-from tierlog.broker.cluster.peers import GroupConfigCall, LeaderReport, Marker, TransactionPart
+from tierlog.broker.cluster.peers import (
+    GroupConfigCall,
+    LeaderReport,
+    Marker,
+    Reassigned,
+    TransactionPart,
+)
 from tierlog.broker.partition import Partition
 from tierlog.broker.replication.messages import Answered, Fetched, ReplicaFetch
 from tierlog.broker.settings import BrokerSettings
@@ -49,6 +55,11 @@ class DirectPeers:
 
     def hand_over(self, url: str, *, topic: str, partition: int, node_id: int) -> None:
         self.cluster(url).move(topic, partition, node_id=node_id)
+
+    def reassign(
+        self, url: str, *, topic: str, partition: int, replicas: Sequence[int]
+    ) -> Reassigned:
+        return self.cluster(url).reassign(topic, partition, replicas)
 
     def set_draining(self, url: str, node_id: int, *, draining: bool) -> None:
         self.cluster(url).moves.set_draining(node_id, draining=draining)

@@ -15,7 +15,7 @@ from tierlog.settings import DEFAULT_PORT, KAFKA_PORT
 
 if TYPE_CHECKING:
     from tierlog.client.client import Client
-    from tierlog.client.responses import Broker, ClusterDescription, Move
+    from tierlog.client.responses import Broker, ClusterDescription, Move, Reassignment
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 LOOK_S: Final = 0.5
@@ -27,7 +27,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be
 @app.command("brokers")
 @client_command
 def brokers(client: Client, output: OutputOption = Output.AUTO) -> None:
-    """List the brokers, and how many partitions each leads."""
+    """List the brokers, and how many partitions each leads and has."""
     cluster = client.describe_cluster()
     output.table(cluster, BROKER_COLUMNS, map(broker_row, cluster.brokers))
     for count, what in (
@@ -39,12 +39,12 @@ def brokers(client: Client, output: OutputOption = Output.AUTO) -> None:
             note(f"{count} partition{'s have' if count > 1 else ' has'} {what}")
 
 
-BROKER_COLUMNS: Final = ("node", "url", "kafka", "state", "alive", "leads")
+BROKER_COLUMNS: Final = ("node", "url", "kafka", "state", "alive", "leads", "replicas")
 
 
 def broker_row(one: Broker) -> tuple[object, ...]:
     alive = "yes" if one.is_alive else "no"
-    return (one.node_id, one.url, one.kafka or None, one.state, alive, one.leads)
+    return (one.node_id, one.url, one.kafka or None, one.state, alive, one.leads, one.replicas)
 
 
 @app.command("move")
@@ -58,13 +58,85 @@ def move(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Hand a partition over to another broker."""
-    topic, _, number = place.rpartition(":")
-    if not topic or not (number.isascii() and number.isdecimal()):
-        raise typer.BadParameter(f"expected TOPIC:PARTITION, as in flights:0, not {place!r}")
-    moved = client.move_leader(topic, int(number), node_id=to)
+    topic, number = _parsed(place)
+    moved = client.move_leader(topic, number, node_id=to)
     output.report(
         moved, f"broker {to} leads {place}; appends were refused for {moved.paused_ms} ms"
     )
+
+
+def _parsed(place: str) -> tuple[str, int]:
+    topic, _, number = place.rpartition(":")
+    if not topic or not (number.isascii() and number.isdecimal()):
+        raise typer.BadParameter(f"expected TOPIC:PARTITION, as in flights:0, not {place!r}")
+    return topic, int(number)
+
+
+@app.command("reassign")
+@client_command
+def reassign(
+    client: Client,
+    place: Annotated[
+        str, typer.Argument(metavar="TOPIC:PARTITION", help="Whose replicas are to be elsewhere.")
+    ],
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="NODE,...", help="Node ids; the first is to lead."),
+    ] = None,
+    *,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="End one that goes on: back to what there was.")
+    ] = False,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Have other brokers have a partition's replicas, and wait until they have.
+
+    It goes on without this command, whoever leads: `tierlog cluster reassignments` shows it.
+    """
+    topic, number = _parsed(place)
+    if (to is None) is not cancel:
+        raise typer.BadParameter("give --to or --cancel, and not both")
+    if to is None:
+        now = client.cancel_reassignment(topic, number)
+    else:
+        now = client.reassign(topic, number, _node_ids(to))
+    if now.adding or now.removing:
+        with progress_bar(f"reassigning {place}", total=None):
+            while any((one.topic, one.partition) == (topic, number) for one in _ongoing(client)):
+                time.sleep(LOOK_S)
+    nodes = [one for one in now.replicas if one not in now.removing]
+    ids = ", ".join(map(str, nodes))
+    output.report({"replicas": nodes}, f"the replicas of {place} are on {ids}")
+
+
+def _node_ids(given: str) -> list[int]:
+    if not all(one.isascii() and one.isdecimal() for one in given.split(",")):
+        raise typer.BadParameter(f"--to: expected node ids, as in 2,0, not {given!r}")
+    return [int(one) for one in given.split(",")]
+
+
+def _ongoing(client: Client) -> tuple[Reassignment, ...]:
+    return client.list_reassignments().reassignments
+
+
+@app.command("reassignments")
+@client_command
+def reassignments(client: Client, output: OutputOption = Output.AUTO) -> None:
+    """List the partitions whose replicas are being changed."""
+    found = _ongoing(client)
+    if not found and not output.is_json:
+        note("no partition is being reassigned")
+        return
+    rows = [
+        (f"{one.topic}:{one.partition}", *map(_nodes, (one.replicas, one.adding, one.removing)))
+        for one in found
+    ]
+    columns = ("partition", "replicas", "adding", "removing")
+    output.table({"reassignments": found}, columns, rows)
+
+
+def _nodes(node_ids: Iterable[int]) -> str:
+    return ",".join(map(str, node_ids))
 
 
 @app.command("rebalance")
@@ -72,7 +144,10 @@ def move(
 def rebalance(
     client: Client, *, dry_run: DryRun = False, output: OutputOption = Output.AUTO
 ) -> None:
-    """Move partitions until no broker leads two more than another."""
+    """Move partitions until no broker leads two more than another, or has two replicas more.
+
+    Replicas go on being copied afterwards: `tierlog cluster reassignments` shows which.
+    """
     if dry_run:
         _print_moves(client.rebalance(dry_run=True).moves, output)
         return
@@ -90,7 +165,7 @@ def rebalance(
 def _print_moves(moves: Iterable[Move], output: Output) -> None:
     made = list(moves)
     if not made and not output.is_json:
-        note("nothing to move: no broker leads two partitions more than another")
+        note("nothing to move: no broker leads two partitions more than another, or has two more")
         return
     rows = [(f"{one.topic}:{one.partition}", one.source, one.target) for one in made]
     output.table({"moves": made}, ("partition", "from", "to"), rows)
@@ -101,7 +176,9 @@ def _print_moves(moves: Iterable[Move], output: Output) -> None:
 def drain(
     client: Client, node: Node, *, dry_run: DryRun = False, output: OutputOption = Output.AUTO
 ) -> None:
-    """Have a broker give away all that it leads, and wait until it has.
+    """Have a broker give away all that it has, and wait until it has nothing.
+
+    Where there are several replicas another broker has its own first, and is in sync.
 
     It is given no partitions until `undrain`. That outlives its restarts, and Ctrl-C of this
     command.
@@ -111,19 +188,19 @@ def drain(
         rows = [(f"{one.topic}:{one.partition}", one.source, one.target) for one in plan]
         output.table({"moves": plan}, ("partition", "from", "to"), rows)
         return
-    others = [one for one in client.describe_cluster().brokers if one.node_id != node]
-    if not any(one.is_alive and one.state == "running" for one in others):
-        note(f"broker {node} is drained once another broker runs that may have its partitions")
-    had = _leads(client.describe_cluster(), node)
+    had = _has(client.describe_cluster(), node)
+    moving = sum(node in one.removing for one in _ongoing(client))
+    if (left := had - moving - len(plan)) > 0:
+        note(f"no other broker runs that may have {left} of the partitions: add one")
     with progress_bar(f"draining broker {node}", total=had) as update:
         _wait_until(client, lambda now: _shown_left(now, node, had, update))
-    output.report({"drained": node}, f"broker {node} leads nothing; it can be stopped")
+    output.report({"drained": node}, f"broker {node} has nothing; it can be stopped")
 
 
 def _shown_left(
     cluster: ClusterDescription, node: int, had: int, update: Callable[..., None]
 ) -> bool:
-    left = _leads(cluster, node)
+    left = _has(cluster, node)
     update(completed=had - left)
     return left == 0
 
@@ -133,8 +210,8 @@ def _wait_until(client: Client, condition: Callable[[ClusterDescription], bool])
         time.sleep(LOOK_S)
 
 
-def _leads(cluster: ClusterDescription, node: int) -> int:
-    return sum(one.leads for one in cluster.brokers if one.node_id == node)
+def _has(cluster: ClusterDescription, node: int) -> int:
+    return sum(one.replicas for one in cluster.brokers if one.node_id == node)
 
 
 @app.command("undrain")

@@ -199,11 +199,16 @@ def print_topic(topic: TopicDescription, *, all_config: bool = False) -> None:
     has_replicas = any(len(one.replicas) > 1 for one in topic.partitions)
     title, in_cluster = f"{topic.name}  {topic.topic_id}", has_leaders and not has_replicas
     if has_replicas:  # all of it in one table would be wider than most terminals
+        moves = any(one.adding_replicas or one.removing_replicas for one in topic.partitions)
         sets = [
-            (one.partition, _leader_of(one), one.leader_epoch, *_set_of(one))
+            (
+                *(one.partition, _leader_of(one), one.leader_epoch, *_set_of(one)),
+                *((_nodes(one.adding_replicas), _nodes(one.removing_replicas)) if moves else ()),
+            )
             for one in topic.partitions
         ]
-        print_table(title, ("partition", "leader", "epoch", "replicas", "in sync", "behind"), sets)
+        of_set = ("partition", "leader", "epoch", "replicas", "in sync", "behind")
+        print_table(title, (*of_set, *(("adding", "removing") if moves else ())), sets)
         title = ""
     columns = (
         "partition",

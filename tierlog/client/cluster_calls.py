@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from tierlog.client import responses
@@ -30,9 +31,32 @@ def move_leader(topic: str, partition: int, *, node_id: int) -> Call[responses.M
     return Call(request._replace(extra_wait_s=MOVE_WAIT_S), json_reader(responses.MovedLeader))
 
 
+def reassign(topic: str, partition: int, replicas: Sequence[int]) -> Call[responses.Reassigned]:
+    """Have these brokers, by node id, have the partition's replicas; the first is to lead. It goes
+    on in the background. Raises InvalidReplicaAssignment.
+    """
+    path = f"{partition_path(topic, partition)}/replicas"
+    body = {"replicas": list(replicas)}
+    request = json_request("POST", path, body, Subject(topic, partition))
+    return Call(request, json_reader(responses.Reassigned))
+
+
+def cancel_reassignment(topic: str, partition: int) -> Call[responses.Reassigned]:
+    """Have the replicas be those of before. Raises NoReassignment."""
+    path = f"{partition_path(topic, partition)}/replicas"
+    request = Request("DELETE", path, subject=Subject(topic, partition))
+    return Call(request, json_reader(responses.Reassigned))
+
+
+def list_reassignments() -> Call[responses.Reassignments]:
+    """Those that go on. Raises NotInCluster."""
+    path = "/v1/cluster/reassignments"
+    return Call(Request("GET", path), json_reader(responses.Reassignments))
+
+
 def rebalance(*, dry_run: bool = False, max_moves: int = 1) -> Call[responses.Moves]:
-    """Make so many of the moves after which no broker leads two partitions more than another;
-    `dry_run`: show them all.
+    """Make so many of the moves after which no broker leads two partitions more than another, or
+    has two replicas more; `dry_run`: show them all.
     """
     body = {"dry_run": dry_run, "max_moves": max_moves}
     request = json_request("POST", "/v1/cluster/rebalance", body, Subject())

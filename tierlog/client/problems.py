@@ -308,6 +308,7 @@ _BY_CODE: Final[Mapping[str, ErrorFactory]] = {
     "unsupported-media-type": _plain(NotOfferedHere),
     "unknown-broker": _plain(errors.UnknownBroker),
     "broker-in-use": _plain(errors.BrokerInUse),
+    "no-reassignment": _plain(errors.NoReassignment),
     "not-in-cluster": _plain(errors.NotInCluster),
     "leader-unknown": _retriable(errors.LeaderUnknown),
     "not-leader": _retriable(errors.LeaderUnknown),

@@ -41,8 +41,9 @@ class Leader(msgspec.Struct, frozen=True, kw_only=True):
 
 class PartitionDescription(msgspec.Struct, frozen=True, kw_only=True):
     """Everything from the log start up to `cold_end_offset` is in the bucket. The node ids of those
-    that have it and that are in sync: only of a cluster. `replica_lags`: by how many offsets each
-    of `replicas` is behind the log end, -1 if that is not known.
+    that have it, that are in sync, and that a reassignment adds and removes: only of a cluster.
+    `replica_lags`: by how many offsets each of `replicas` is behind the log end, -1 if that is not
+    known.
     """
 
     partition: int
@@ -60,6 +61,8 @@ class PartitionDescription(msgspec.Struct, frozen=True, kw_only=True):
     replicas: tuple[int, ...] = ()
     in_sync_replicas: tuple[int, ...] = ()
     replica_lags: tuple[int, ...] = ()
+    adding_replicas: tuple[int, ...] = ()
+    removing_replicas: tuple[int, ...] = ()
 
 
 class DamagedPartition(msgspec.Struct, frozen=True, kw_only=True):
@@ -334,13 +337,16 @@ class Readiness(NamedTuple):
 
 
 class Broker(msgspec.Struct, frozen=True, kw_only=True):
-    """A broker of a cluster. `leads`: how many partitions; `kafka`: HOST:PORT, or empty."""
+    """A broker of a cluster. `leads`, `replicas`: of how many partitions; `kafka`: HOST:PORT, or
+    empty.
+    """
 
     node_id: int
     url: str
     state: Literal["running", "draining", "stopped", "removed"]
     is_alive: bool
     leads: int
+    replicas: int = 0
     kafka: str = ""
     zone: str = ""
     folder_id: str = ""
@@ -384,13 +390,16 @@ class LedPartitions(msgspec.Struct, frozen=True, kw_only=True):
     sets: tuple[LedSet, ...] = ()
 
 
-class Move(msgspec.Struct, frozen=True, kw_only=True):
-    """`source` and `target`: node ids."""
+class Move(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`source` and `target`: node ids. `replicas`: those that there are to be, if there are several
+    of the partition.
+    """
 
     topic: str
     partition: int
     source: int
     target: int
+    replicas: tuple[int, ...] = ()
 
 
 class Moves(msgspec.Struct, frozen=True, kw_only=True):
@@ -398,6 +407,31 @@ class Moves(msgspec.Struct, frozen=True, kw_only=True):
 
     moves: tuple[Move, ...]
     left: int
+
+
+class Reassigned(msgspec.Struct, frozen=True, kw_only=True):
+    """The replicas of a partition; all are node ids. Nothing is being added or removed: it is
+    done.
+    """
+
+    leader: int
+    replicas: tuple[int, ...]
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+
+
+class Reassignment(msgspec.Struct, frozen=True, kw_only=True):
+    """One that goes on; all are node ids."""
+
+    topic: str
+    partition: int
+    replicas: tuple[int, ...]
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+
+
+class Reassignments(msgspec.Struct, frozen=True, kw_only=True):
+    reassignments: tuple[Reassignment, ...]
 
 
 class MovedLeader(msgspec.Struct, frozen=True, kw_only=True):

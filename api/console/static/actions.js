@@ -238,9 +238,9 @@
     toBrokers(form);
     for (let seen = false; form.isConnected; await new Promise((done) => setTimeout(done, 500))) {
       const one = (await call("GET", "/v1/cluster")).brokers.find(({ node_id: id }) => id === node);
-      if (!one?.leads && (seen || !moves.length)) return `Broker ${node} leads nothing. It can be stopped.`;
-      seen = !one?.leads; // twice, since what it leads is told from one broker to another
-      part(form, "state").textContent = `It leads ${window.tierlog.count(one?.leads ?? 0)} still; the rest goes on without this page.`;
+      if (!one?.replicas && (seen || !moves.length)) return `Broker ${node} has nothing. It can be stopped.`;
+      seen = !one?.replicas; // twice, since what it has is told from one broker to another
+      part(form, "state").textContent = `It has ${window.tierlog.count(one?.replicas ?? 0)} still; the rest goes on without this page.`;
     }
     return "";
   }

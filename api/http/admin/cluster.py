@@ -22,7 +22,14 @@ from tierlog.api.http.control_routes import (
     body_as,
 )
 from tierlog.api.http.exchange import Exchange
-from tierlog.api.http.schemas import BrokerState, ClusterState, PlannedMove, PlannedMoves
+from tierlog.api.http.schemas import (
+    BrokerState,
+    ClusterState,
+    OngoingReassignment,
+    OngoingReassignments,
+    PlannedMove,
+    PlannedMoves,
+)
 from tierlog.broker.cluster.peers import GroupConfigCall, Marker, TransactionPart
 from tierlog.broker.share_coordinator.share_state import StateCall
 from tierlog.broker.share_state_peers import CALLS_MAX
@@ -58,6 +65,12 @@ class NewLeader(msgspec.Struct, forbid_unknown_fields=True):
     node_id: int
 
 
+class NewReplicas(msgspec.Struct, forbid_unknown_fields=True):
+    """Node ids; the first is to lead."""
+
+    replicas: Annotated[list[int], Meta(min_length=1)]
+
+
 class Rebalance(msgspec.Struct, forbid_unknown_fields=True):
     """`max_moves`: at most so many, from the front of the plan."""
 
@@ -71,9 +84,9 @@ class Drain(msgspec.Struct, forbid_unknown_fields=True):
 
 async def get_cluster(context: TheContext) -> Response:
     cluster = _cluster_of(context)
-    led = cluster.leaders.count_led()
+    led, has = cluster.leaders.count_led(), cluster.leaders.count_replicas()
     brokers = [
-        BrokerState(**one._asdict(), leads=led.get(one.node_id, 0))
+        BrokerState(**one._asdict(), leads=led.get(one.node_id, 0), replicas=has[one.node_id])
         for one in cluster.members.members()
     ]
     short = await context.read(cluster.sets.count_short, context.broker.topics())
@@ -141,6 +154,41 @@ async def move_leader(
     return JsonResponse(moved._asdict())
 
 
+async def reassign(
+    context: TheContext,
+    topic: str,
+    partition: ThePartition,
+    body: Annotated[NewReplicas, body_as(NewReplicas)],
+) -> Response:
+    reassign_here = _cluster_of(context).reassign
+    return JsonResponse(
+        await context.write_cold(reassign_here, topic, partition.number, body.replicas)
+    )
+
+
+async def cancel_reassignment(
+    context: TheContext, topic: str, partition: ThePartition, _: Annotated[None, WithoutBody]
+) -> Response:
+    reassign_here = _cluster_of(context).reassign
+    return JsonResponse(await context.write_cold(reassign_here, topic, partition.number, ()))
+
+
+async def list_reassignments(context: TheContext) -> Response:
+    cluster = _cluster_of(context)
+    found = await context.write_cold(cluster.reassignments.list_ongoing)
+    shown = [
+        OngoingReassignment(
+            topic=cluster.moves.name_of(place),
+            partition=place[1],
+            replicas=list(one.replicas),
+            adding=list(one.adding),
+            removing=list(one.removing),
+        )
+        for place, one in found.items()
+    ]
+    return JsonResponse(OngoingReassignments(sorted(shown)))
+
+
 async def rebalance(
     context: TheContext, body: Annotated[Rebalance, body_as(Rebalance)]
 ) -> Response:
@@ -157,7 +205,12 @@ def _rebalance(moves: Moves, body: Rebalance) -> PlannedMoves:
 
 
 def _planned(moves: Moves, plan: list[Move], *, left: int = 0) -> PlannedMoves:
-    made = [PlannedMove(moves.topic_of(one), one.place[1], one.source, one.target) for one in plan]
+    made = [
+        PlannedMove(
+            moves.name_of(one.place), one.place[1], one.source, one.target, list(one.replicas)
+        )
+        for one in plan
+    ]
     return PlannedMoves(moves=made, left=left)
 
 

@@ -230,7 +230,7 @@ def test_a_broker_is_drained_and_given_its_share_again(browser: Chromium, lab: L
     browser.run("document.querySelector('a[href=\"#/drain?node=1\"]').click()")
     browser.until("document.querySelectorAll('[data-plan] tbody tr').length")
     browser.run("document.querySelector('form[data-act=drain] button').click()")
-    browser.until("document.querySelector('[data-state]').textContent.includes('leads nothing')")
+    browser.until("document.querySelector('[data-state]').textContent.includes('has nothing')")
     until(lambda: 1 not in lab.leaders().values())
     browser.run("document.querySelector('[data-answer] a').click()")
     browser.until("document.querySelector('#brokers')?.innerText.includes('draining')")

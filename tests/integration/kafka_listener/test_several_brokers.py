@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import confluent_kafka
@@ -33,9 +35,15 @@ from tests.fakes.kafka_caller import KafkaCaller
 from tests.fakes.served_broker import Served
 from tests.fakes.waiting import until
 from tierlog.api.kafka.error_codes import Code
+from tierlog.broker.data_folder import new_id
 from tierlog.broker.offset_log import home_number
+from tierlog.client.client import Client
+from tierlog.manifest.topic_names import TopicName
 from tierlog.record_format.consumer_offsets import TOPIC as CONSUMER_OFFSETS
 from tierlog.record_format.kafka_messages.messages import (
+    AlterPartitionReassignmentsRequest,
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
     ElectLeadersRequest,
     FetchRequest,
     FindCoordinatorRequest,
@@ -258,10 +266,10 @@ _TOOLS = "org.apache.kafka.tools."
 _REASSIGN = f"{_TOOLS}reassign.ReassignPartitionsCommand"
 
 
-def run_tools(brokers: Brokers, *calls: tuple[str, str]) -> list[str]:
+def run_tools(address: str, *calls: tuple[str, str]) -> list[str]:
     """What each prints; the arguments follow the address."""
     lines = [
-        "\t".join((name, option, addresses(brokers[:1]), *arguments.split()))
+        "\t".join((name, option, address, *arguments.split()))
         for name, arguments in calls
         for option in ["--broker-list" if name.endswith("Copier") else "--bootstrap-server"]
     ]
@@ -289,7 +297,7 @@ def test_kafkas_command_lines_see_and_move_partitions(brokers: Brokers, tmp_path
     chosen = ":".join(map(str, ids))
     describe = f"{_TOOLS}TopicCommand", "--describe --topic flights"
     text = run_tools(
-        brokers,
+        addresses(brokers[:1]),
         (f"{_TOOLS}TopicCommand", f"--create --topic here --replica-assignment {chosen[0]}"),
         describe,
         (_REASSIGN, f"--execute --reassignment-json-file {file}"),
@@ -317,11 +325,110 @@ def test_kafkas_command_lines_see_and_move_partitions(brokers: Brokers, tmp_path
     until(lambda: leads(brokers, brokers[0], "here") == [0] and 0 in leads(brokers, new))
     here = f"{_TOOLS}TopicCommand", "--describe --topic here"
     verified, shown, created = run_tools(
-        brokers, (_REASSIGN, f"--verify --reassignment-json-file {file}"), describe, here
+        addresses(brokers[:1]),
+        (_REASSIGN, f"--verify --reassignment-json-file {file}"),
+        describe,
+        here,
     )
     assert re.search(rf"Leader: {ids[0]}\s+Replicas: {ids[0]}\s+Isr: {ids[0]}", created)
     assert "Reassignment of partition flights-0 is completed" in verified
     assert re.search(rf"Partition: 0\s+Leader: {target}\s+Replicas: {target}", shown)
+
+
+@pytest.mark.kafka
+def test_kafkas_reassignment_tool_gives_replicas_to_other_brokers_and_cancels(
+    tmp_path: Path,
+) -> None:
+    if not real_kafka.is_available():
+        pytest.skip("no Kafka: it needs Maven and a JDK")
+
+    def plan(name: str, replicas: list[int]) -> str:
+        document = {"topic": "spread", "partition": 0, "replicas": replicas}
+        (tmp_path / name).write_text(json.dumps({"version": 1, "partitions": [document]}))
+        return f"--reassignment-json-file {tmp_path / name}"
+
+    moved, grown = plan("moved", [2, 0]), plan("grown", [1, 2, 0])
+    # One that hangs is not taken for dead meanwhile.
+    with three_processes(tmp_path, TIERLOG_SESSION_TIMEOUT_MS="120000") as brokers:
+        (first, port), (hangs, _), _ = brokers
+        address = f"127.0.0.1:{port}"
+        with Client(first.url) as client:
+            client.create_topic("spread", replicas=[[0, 1]])
+            (text,) = run_tools(address, (_REASSIGN, f"--execute {moved}"))
+            assert "Successfully started partition reassignment for spread-0" in text
+            until(lambda: not client.list_reassignments().reassignments, patience_s=60)
+            (verified,) = run_tools(address, (_REASSIGN, f"--verify {moved}"))
+            assert "Reassignment of partition spread-0 is completed" in verified
+            assert hangs.process is not None
+            hangs.process.send_signal(signal.SIGSTOP)  # what it is to copy waits for it
+            try:
+                _, listed, shown, cancelled = run_tools(
+                    address,
+                    (_REASSIGN, f"--execute {grown}"),
+                    (_REASSIGN, "--list"),
+                    (f"{_TOOLS}TopicCommand", "--describe --topic spread"),
+                    (_REASSIGN, f"--cancel {grown} --preserve-throttles"),
+                )
+            finally:
+                hangs.process.send_signal(signal.SIGCONT)
+            assert "spread-0: replicas: 1,2,0. adding: 1." in listed
+            assert re.search(r"Replicas: 1,2,0.*Adding Replicas: 1\s+Removing Replicas:", shown)
+            assert "Successfully cancelled partition reassignment for: spread-0" in cancelled
+            until(lambda: not client.list_reassignments().reassignments, patience_s=60)
+            (one,) = client.describe_topic("spread").partitions
+            assert (one.replicas, one.in_sync_replicas) == ((2, 0), (0, 2))
+
+
+@pytest.mark.parametrize("wanted", [[0, 7], [1, 1], []])
+def test_replicas_on_brokers_that_are_not_there_or_named_twice_are_refused(
+    brokers: Brokers, wanted: list[int]
+) -> None:
+    brokers[0].broker.create_topic("spread", replicas={0: [0, 1]})
+    new = CreateTopicsRequest.CreatableReplicaAssignment(0, wanted)
+    more = CreatePartitionsRequest.CreatePartitionsAssignment(wanted)
+    again = AlterPartitionReassignmentsRequest.ReassignablePartition(0, wanted)
+    with KafkaCaller(brokers[1].kafka_port) as caller:
+        topic = CreateTopicsRequest.CreatableTopic("new", -1, -1, [new], [])
+        created = caller.ask(CreateTopicsRequest(topics=[topic], timeout_ms=9_000), 7)
+        grown = CreatePartitionsRequest.CreatePartitionsTopic("spread", 2, [more])
+        added = caller.ask(CreatePartitionsRequest(topics=[grown], timeout_ms=9_000), 3)
+        moved = AlterPartitionReassignmentsRequest.ReassignableTopic("spread", [again])
+        ordered = caller.ask(AlterPartitionReassignmentsRequest(topics=[moved]), 0)
+    found = [created.topics[0], added.results[0], ordered.responses[0].partitions[0]]
+    assert [one.error_code for one in found] == [Code.INVALID_REPLICA_ASSIGNMENT] * 3
+    assert {"new"}.isdisjoint(one.name for one in brokers[0].broker.list_topics())
+
+
+def test_no_election_is_unclean(brokers: Brokers) -> None:
+    """Of a partition that is led none is needed; of one that nobody leads it is refused."""
+    brokers[0].broker.create_topic("spread", replicas={0: [1, 2]})
+    until(lambda: any(leads(brokers, one, "spread") for one in brokers))
+    topics, names = cluster_of(brokers[0].broker).topics, count()
+
+    def answer(name: str) -> tuple[int, str]:
+        places = [ElectLeadersRequest.TopicPartitions(name, [0])]
+        request = ElectLeadersRequest(election_type=1, topic_partitions=places, timeout_ms=9_000)
+        with KafkaCaller(brokers[0].kafka_port) as caller:
+            (topic,) = caller.ask(request, 2).replica_election_results
+        (one,) = topic.partition_result
+        return one.error_code, one.error_message or ""
+
+    def is_refused_without_a_leader() -> bool:
+        name = f"without-sets-{next(names)}"  # its creator died, until another broker sees it
+        named = TopicName(
+            topic=name,
+            topic_id=new_id(),
+            partitions=1,
+            config={},
+            created_ms=1,
+            replication_factor=2,
+        )
+        topics.follow(topics.names.change_name(name, lambda _: named))
+        code, text = answer(name)
+        return code == Code.POLICY_VIOLATION and "not in sync" in text
+
+    assert answer("spread")[0] == Code.ELECTION_NOT_NEEDED
+    until(is_refused_without_a_leader)
 
 
 # --- one of them is killed ------------------------------------------------------------------------

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierlog.broker.cluster.placement import Move, balance, drain, place_new
+from tierlog.broker.cluster.placement import (
+    Move,
+    balance,
+    balance_replicas,
+    drain,
+    drain_replicas,
+    place_new,
+)
 from tierlog.broker.data_folder import TopicIdPartition
 
 Led = dict[int, list[TopicIdPartition]]
@@ -37,7 +44,7 @@ def spans(led: Mapping[int, Sequence[TopicIdPartition]]) -> tuple[int, int]:
 
 def carried_out(led: Led, moves: Sequence[Move]) -> Led:
     after = {node_id: list(places) for node_id, places in led.items()}
-    for place, source, target in moves:
+    for place, source, target, *_ in moves:
         after[source].remove(place)
         after[target].append(place)
     return after
@@ -89,3 +96,62 @@ def test_a_drain_leaves_nothing_and_spreads_what_it_gives_away(led: Led) -> None
         assert spans(after)[0] <= 1
     else:
         assert moves == []
+
+
+# --- replicas -------------------------------------------------------------------------------------
+
+NO_ZONES = dict.fromkeys(range(5), "")
+
+
+@st.composite
+def replicated(draw: st.DrawFn) -> dict[TopicIdPartition, tuple[int, ...]]:
+    """Partitions of 5 brokers, with two or three replicas each."""
+    ids = st.lists(st.integers(0, 4), min_size=2, max_size=3, unique=True).map(tuple)
+    return {("t", number): one for number, one in enumerate(draw(st.lists(ids, max_size=20)))}
+
+
+def span(counts: Counter[int], nodes: Iterable[int]) -> int:
+    found = [counts[one] for one in nodes]
+    return max(found) - min(found)
+
+
+@given(replicated())
+def test_after_a_balance_each_broker_has_as_many_replicas_and_no_partition_one_twice(
+    sets: dict[TopicIdPartition, tuple[int, ...]],
+) -> None:
+    after = dict(sets)
+    for move in balance_replicas(sets, NO_ZONES):
+        assert move.source in after[move.place]
+        after[move.place] = move.replicas
+    counts = Counter(one for replicas in after.values() for one in replicas)
+    assert span(counts, range(5)) <= 1
+    for place, replicas in after.items():
+        assert len(set(replicas)) == len(replicas) == len(sets[place])
+    assert balance_replicas(after, NO_ZONES) == []
+
+
+@given(replicated(), st.sets(st.integers(0, 4)))
+def test_a_drain_takes_each_replica_that_another_broker_may_have(
+    sets: dict[TopicIdPartition, tuple[int, ...]], may_have: set[int]
+) -> None:
+    after = dict(sets)
+    for move in drain_replicas(0, sets, NO_ZONES, may_have=may_have):
+        after[move.place] = move.replicas
+    for place, replicas in after.items():
+        assert len(set(replicas)) == len(replicas) == len(sets[place])
+        if 0 in replicas:
+            assert may_have - {0} <= set(replicas)
+        else:
+            assert set(replicas) - set(sets[place]) <= may_have
+
+
+def test_replicas_go_to_a_zone_that_has_none_and_a_balance_keeps_zones_apart() -> None:
+    zones = {0: "x", 1: "x", 2: "y", 3: "y", 4: "x"}
+    place = ("t", 0)
+    (move,) = drain_replicas(2, {place: (0, 2)}, zones, may_have=[1, 3])
+    assert (move.target, move.replicas) == (3, (0, 3))
+    (move,) = drain_replicas(2, {place: (0, 2)}, zones, may_have=[1])
+    assert move.replicas == (0, 1)
+    crowded = {("t", number): (0, 2) for number in range(4)}
+    for move in balance_replicas(crowded, zones):
+        assert {zones[one] for one in move.replicas} == {"x", "y"}

@@ -41,9 +41,9 @@ def test_a_partition_is_shown_with_the_set_that_its_leader_reported() -> None:
     leaders = Leaders()
     leaders.put_report(1, {("a", 0): ONE, ("b", 0): THREE})
     sets = sets_of(leaders)
-    assert sets.shown("a", 0) == (3, 1, [1], [1], [0])
-    assert sets.shown("b", 0) == (4, 1, [1, 2, 3], [1, 3], [0, 7, -1])
-    assert sets.shown("c", 0) == (-1, None, [], [], [])
+    assert sets.shown("a", 0) == (3, 1, [1], [1], [0], (), ())
+    assert sets.shown("b", 0) == (4, 1, [1, 2, 3], [1, 3], [0, 7, -1], (), ())
+    assert sets.shown("c", 0) == (-1, None, [], [], [], (), ())
 
 
 def test_the_last_set_is_shown_of_a_partition_whose_leader_is_gone() -> None:
@@ -51,10 +51,10 @@ def test_the_last_set_is_shown_of_a_partition_whose_leader_is_gone() -> None:
     leaders.put_report(1, {("a", 0): ONE, ("b", 0): THREE})
     leaders.keep_only([2, 3])
     sets = sets_of(leaders)
-    assert sets.shown("a", 0) == (-1, None, [1], [], [])
-    assert sets.shown("b", 0) == (-1, None, [1, 2, 3], [1, 3], [])
+    assert sets.shown("a", 0) == (-1, None, [1], [], [], (), ())
+    assert sets.shown("b", 0) == (-1, None, [1, 2, 3], [1, 3], [], (), ())
     leaders.put_report(3, {("b", 0): LedPartition(5, 21, 5, (1, 2, 3), (2, 3), (1, 1, 0))})
-    assert sets.shown("b", 0) == (5, 3, [1, 2, 3], [2, 3], [1, 1, 0])
+    assert sets.shown("b", 0) == (5, 3, [1, 2, 3], [2, 3], [1, 1, 0], (), ())
 
 
 def test_what_is_short_is_counted_of_all_or_of_one_leader() -> None:

@@ -10,6 +10,8 @@ from tierlog.broker.replication.reassigning import (
     HandOver,
     Shrink,
     adding,
+    begun,
+    ended,
     next_step,
     removing,
 )
@@ -53,10 +55,26 @@ def test_a_version_that_ends_it_has_the_wanted_order() -> None:
     before = one((0, 1, 2), (2, 0), original=(0, 1))
     assert (adding(before), removing(before)) == ([2], [1])
     after = InForce(5, 2, "a.0", frozenset({0, 2}), frozenset({"a.0", "c.0"}))
-    ended = as_version(after, before, nonce="n")
-    assert (ended.replicas, ended.target, ended.original) == ((2, 0), (), ())
+    last = as_version(after, ended(before, (2, 0)), nonce="n")
+    assert (last.replicas, last.target, last.original) == ((2, 0), (), ())
     still = as_version(after._replace(replicas=frozenset({0, 1, 2})), before, nonce="n")
-    assert (still.target, still.original) == ((2, 0), (0, 1))
+    assert (still.replicas, still.target, still.original) == ((2, 0, 1), (2, 0), (0, 1))
+
+
+def test_one_that_only_adds_goes_on_until_what_is_added_is_in_sync() -> None:
+    grown = one((0, 1, 2), (2, 0, 1), original=(0, 1))
+    assert begun(one((0, 1)), (2, 0, 1)) == one((0, 1), (2, 0, 1), original=(0, 1))
+    assert (adding(grown), removing(grown)) == ([2], [])
+    assert next_step(grown, leader=0, in_sync={0, 1}) is None
+    assert next_step(grown, leader=0, in_sync={0, 1, 2}) == Shrink((2, 0, 1))
+
+
+def test_one_that_goes_back_shrinks_at_once_and_a_new_order_is_one_version() -> None:
+    back = one((0, 1, 2), (0, 1), original=(0, 1))
+    assert (adding(back), removing(back)) == ([], [2])
+    assert next_step(back, leader=0, in_sync={0}) == Shrink((0, 1))
+    assert next_step(back, leader=2, in_sync={0, 2}) == HandOver((0, 1))
+    assert begun(one((0, 1)), (1, 0)) == one((1, 0))
 
 
 def test_replicas_keep_their_order_and_new_ones_come_last() -> None:
