@@ -98,18 +98,37 @@ def apply_claim(manifest: Manifest, claim: Claim) -> Manifest:
     if (manifest.owner, manifest.leader_epoch) == (claim.owner, claim.epoch):
         return manifest
     _check_above(manifest, claim)
-    history = manifest.epochs
-    for start in claim.epochs:
-        if start.epoch > manifest.leader_epoch:
-            history = append_epoch(history, start)
     after = replace(
         manifest,
         owner=claim.owner,
         leader_epoch=claim.epoch,
-        epochs=history,
+        epochs=_history(manifest, claim),
         assigned_to=msgspec.UNSET,
     )
     return require_step(manifest, after)
+
+
+def _history(manifest: Manifest, claim: Claim) -> tuple[EpochStart, ...]:
+    """The epochs in force, and those of the claim above them. From where the log of an elected
+    replica begins, its own alone: what the manifest has of others is of leaders whose records were
+    never committed.
+    """
+    history = manifest.epochs
+    if claim.elected:
+        oldest = claim.epochs[0]
+        below = tuple(one for one in history if one.epoch < oldest.epoch)
+        history = append_epoch(below, _as_recorded(manifest, oldest))
+    for start in claim.epochs:
+        if start.epoch > history[-1].epoch:
+            history = append_epoch(history, start)
+    return history
+
+
+def _as_recorded(manifest: Manifest, oldest: EpochStart) -> EpochStart:
+    """The oldest epoch of a log may have begun below it, under another owner."""
+    same = (one for one in manifest.epochs if one.epoch == oldest.epoch)
+    known = next(same, oldest)
+    return known if known.start_offset <= oldest.start_offset else oldest
 
 
 def _check_above(manifest: Manifest, claim: Claim) -> None:

@@ -281,6 +281,11 @@ def diverging(
 
 
 def cut_offset(epochs: EpochStarts, at: tuple[int, int], *, log_end_offset: int) -> int:
-    """Where a follower cuts after the answer `at`. It asks again: there may be more to cut."""
-    _, mine = end_of_epoch(epochs, at[0], log_end_offset=log_end_offset)
+    """Where a follower cuts after the answer `at`. It asks again: there may be more to cut. If all
+    that it has is of later epochs, it ended the asked one where it begins, as in Kafka's
+    LeaderEpochFileCache: what was below is gone from its disk, and committed.
+    """
+    found, mine = end_of_epoch(epochs, at[0], log_end_offset=log_end_offset)
+    if found < 0 and epochs:
+        mine = epochs[0][1]
     return min(at[1], mine)

@@ -253,5 +253,36 @@ def test_a_claim_adds_epochs_missing_in_the_bucket() -> None:
     assert [(e.epoch, e.start_offset) for e in after.epochs] == [(0, 0), (1, 150), (3, 180)]
 
 
+def test_the_epochs_of_an_elected_replica_are_those_of_its_log() -> None:
+    """Epoch 2 began at 70 in a log whose records nobody else had: the next leader has 70 to 79 as
+    epoch 1 wrote them.
+    """
+    before = replace(
+        manifest(2),
+        leader_epoch=2,
+        epochs=(
+            EpochStart(0, 0, "owner-a"),
+            EpochStart(1, 40, "owner-b"),
+            EpochStart(2, 70, "owner-a"),
+        ),
+    )
+
+    def epochs_after(*own: tuple[int, int]) -> list[tuple[int, int, str]]:
+        epochs = tuple(EpochStart(epoch, start, "owner-c") for epoch, start in own)
+        after = apply_claim(before, Claim("owner-c", epochs, frozenset(), elected=True))
+        return [(one.epoch, one.start_offset, one.owner) for one in after.epochs]
+
+    kept = [(0, 0, "owner-a"), (1, 40, "owner-b")]
+    assert epochs_after((1, 40), (4, 80)) == [*kept, (4, 80, "owner-c")]
+    assert epochs_after((1, 60), (4, 80)) == [*kept, (4, 80, "owner-c")]  # it begins at 60
+    assert epochs_after((0, 0), (4, 80)) == [kept[0], (4, 80, "owner-c")]
+    assert epochs_after((0, 0), (1, 30), (4, 80)) == [
+        kept[0],
+        (1, 30, "owner-c"),
+        (4, 80, "owner-c"),
+    ]
+    assert epochs_after((4, 60)) == [*kept, (4, 60, "owner-c")]
+
+
 def test_many_segments_are_added_in_one_transition() -> None:
     assert len(add_segments(manifest(), run_of(1000)).segments) == 1000
