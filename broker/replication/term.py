@@ -316,6 +316,10 @@ class Term:
             settled = in_sync.settle_change(self._lead, newest)
             if settled is not None:
                 self._lead = settled
+                # Who was removed may be another replica when it is added again (H9).
+                self._heard = {
+                    name: one for name, one in self._heard.items() if self.is_replica(one.node_id)
+                }
         if settled is None:
             return False
         self._commit()

@@ -165,6 +165,28 @@ def test_one_that_is_cancelled_ends_although_a_replica_of_before_is_gone(
     assert values(cluster) == list(range(8))
 
 
+def test_what_a_removed_replica_has_said_does_not_count_when_it_is_added_again(
+    cluster: BrokerCluster,
+) -> None:
+    """It has given up its log (H9): the new one has to copy it first."""
+    create(cluster, {0: [0, 1]})
+    until(lambda: is_settled(cluster, [0, 1]))
+    appended(cluster, range(5))
+    asked, again = reassignments_of(cluster.running[0]), cluster.running[1]
+    asked.begin(place_of(cluster), [0, 2])
+    until(lambda: is_settled(cluster, [0, 2]), patience_s=30)
+    until(lambda: not (again.folder.path / "flights-0").exists(), patience_s=30)
+    cluster.lines["b"].is_cut = True  # it reaches nobody, and so copies nothing
+    asked.begin(place_of(cluster), [0, 2, 1])
+    until(lambda: set_of(cluster).replicas == [0, 2, 1])
+    cluster_of(cluster.leader("flights", 0)).replicas.run_round()
+    appended(cluster, range(5, 10))
+    assert (set_of(cluster).adding, set_of(cluster).in_sync) == ([1], [0, 2])
+    cluster.lines["b"].is_cut = False
+    until(lambda: is_settled(cluster, [0, 2, 1]), patience_s=30)
+    check_whole(cluster, 10)
+
+
 @pytest.mark.parametrize(
     ("wanted", "why"),
     [
