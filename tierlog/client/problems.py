@@ -34,7 +34,7 @@ RETRIABLE_CODES: Final = frozenset(
 
 
 DAY_S: Final = 86_400.0
-_ENDED: Final = ("shutting-down", "broker-unavailable", "leader-changed")
+_ENDED: Final = ("shutting-down", "broker-unavailable", "leader-changed", "not-enough-replicas")
 
 
 class Unauthorized(RequestError):
@@ -158,8 +158,8 @@ def is_gateway_error(response: Response) -> bool:
 
 
 def is_interrupted_by_shutdown(response: Response) -> bool:
-    """Whether the broker, or one of its cluster that it had sent the request to, ended or lost the
-    partition meanwhile: it may have taken effect.
+    """Whether the broker, or one of its cluster that it had sent the request to, ended, or lost the
+    partition or its replicas meanwhile: it may have taken effect.
     """
     problem = parse_problem(response.body) if response.status == 503 else None
     return problem is not None and problem.code in _ENDED and problem.outcome == "unknown"

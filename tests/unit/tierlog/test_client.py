@@ -303,6 +303,17 @@ def test_batches_are_retried_after_a_broken_connection_if_they_have_a_producer(
 
 
 @pytest.mark.parametrize(
+    "code", ["shutting-down", "broker-unavailable", "leader-changed", "not-enough-replicas"]
+)
+def test_a_producers_batch_is_repeated_when_what_took_it_was_lost(code):
+    batch = encode_batch([b"v"], timestamps=[1], producer_id=7, base_sequence=0)
+    script = Script(problem(503, code, outcome="unknown"), ok(PRODUCED))
+    with client(script) as c:
+        c.produce_batches("t", bytes(batch), partition=0)
+    assert len(script.requests) == 2
+
+
+@pytest.mark.parametrize(
     ("response", "kind"),
     [
         (problem(503, "store-unavailable", outcome="unknown"), errors.OutcomeUnknownError),
