@@ -206,7 +206,7 @@ class ClusterTopics:
 
     def bring_own(self) -> None:
         """Give the topics that this folder had before it joined their names in the cluster. Raises
-        ConfigurationError, StoreUnavailable.
+        ConfigurationError, also for one that the cluster has with replicas; StoreUnavailable.
         """
         for record in self._topics.registry.live():
             if record.version == 0:
@@ -345,6 +345,12 @@ def bring_before_joining(folder: DataFolder, store: ObjectStore) -> None:
 def _bring(names: TopicNames, record: TopicRecord) -> TopicName:
     found = names.find_name(record.name)
     if found is not None and found.topic_id == record.topic_id:
+        if found.replication_factor > 1:
+            raise ConfigurationError(
+                f"topic {record.name!r} has {found.replication_factor} replicas in the cluster, "
+                "and none of them is in this folder, which has it alone, as one that was "
+                "restored: start it without --join"
+            )
         return found
     return names.change_name(record.name, partial(_brought, record))
 

@@ -19,13 +19,17 @@ from tests.integration.cluster.test_moving import append, produced, values_of
 from tierlog.broker.broker import Broker
 from tierlog.broker.cluster.shown_sets import Short
 from tierlog.broker.partition import Partition
+from tierlog.host.clock import wall_clock_ms
 from tierlog.hot_tier.log_writer import Acks
+from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import (
+    ConfigurationError,
     NotEnoughReplicas,
     NotReplicated,
     OutcomeUnknownError,
 )
 from tierlog.record_format.produced import build_produced
+from tierlog.repair.restore import RestoreOptions, restore
 from tierlog.repair.verify import verify_topic
 
 NAMES = ("a", "b", "c")
@@ -371,3 +375,19 @@ def newest_of(partition: Partition) -> dict[bytes, bytes]:
             found[bytes(record.key or b"")] = bytes(record.value or b"")
         offset = read.next_offset
     return found
+
+
+def test_a_restored_folder_serves_what_had_replicas_alone(
+    cluster: BrokerCluster, tmp_path: Path
+) -> None:
+    """It has none of the replicas: beside brokers that return there would be two leaders."""
+    cluster.running[0].create_topic("flights", replication_factor=3)
+    until(lambda: is_led(cluster, "flights", 0))
+    append(cluster.partition("flights", 0), b"x")
+    cluster.close()
+    options = RestoreOptions(tmp_path / "restored", gap=1000, clock=wall_clock_ms)
+    restore(open_store(cluster.bucket), options)
+    with pytest.raises(ConfigurationError, match=r"flights.* 3 replicas .* without --join"):
+        cluster.start("restored", meets=False)
+    with closing(cluster.start_alone("restored")) as alone:
+        assert append(alone.partition("flights", 0), b"y").base_offset >= 1000
