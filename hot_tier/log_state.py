@@ -270,6 +270,11 @@ class LogState(LogSetting):
     def local_log_start_offset(self) -> int:
         return max(self.segments.bases[0], self.log_start_offset)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no batch, whatever the log start."""
+        return self.segments.bases[0] == self.log_end_offset
+
     def go_offline(self, error: Exception) -> LogOfflineError:
         """Refuse writes until the next start; returns the error to raise. Also called for our own
         bugs: memory may no longer match the disk.

@@ -9,6 +9,8 @@
 * The leader's segments may end in offsets that compaction left without a batch. Here a batch
   without records takes their place, as compaction itself leaves them: a gap between two segments
   would look like lost records to recovery.
+* An empty log may begin at a log start in the middle of a batch. It begins with that batch instead,
+  as Kafka's follower does (UnexpectedAppendOffsetException).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Sequence
 from tierlog.hot_tier.batch_walk import check_in_order
 from tierlog.hot_tier.log_state import LogState
 from tierlog.hot_tier.planned_records import PlannedRecords
-from tierlog.hot_tier.roll import disk_error, roll
+from tierlog.hot_tier.roll import disk_error, roll, truncate_fully_and_start_at
 from tierlog.hot_tier.segment import MAX_SEGMENT_BYTES
 from tierlog.record_format.batch import BatchHeader, Buffer, check_crc, parse_header
 from tierlog.record_format.compaction import empty_batch
@@ -28,7 +30,8 @@ from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET
 
 
 def append_replicated(state: LogState, body: memoryview) -> int:
-    """Append whole batches as the leader has them; returns the log's end. They are not flushed.
+    """Append whole batches as the leader has them; returns the log's end. They are not flushed. If
+    the log is empty, no flush may run.
 
     Raises CorruptBatch (nothing was appended), DiskFull (nor then), LogOfflineError.
     """
@@ -40,6 +43,7 @@ def append_replicated(state: LogState, body: memoryview) -> int:
     with state.lock:
         _check_follows(state)
         if headers:
+            _maybe_begin_with(state, headers[0])
             _append_whole(state, body, headers, markers)
         return state.log_end_offset
 
@@ -55,6 +59,14 @@ def roll_at(state: LogState, base_offset: int) -> None:
         while (end := state.log_end_offset) < base_offset:
             _fill_hole(state, end, min(base_offset, end + MAX_RELATIVE_OFFSET))
         roll(state)
+
+
+def _maybe_begin_with(state: LogState, first: BatchHeader) -> None:
+    end = state.log_end_offset
+    if state.is_empty and first.base_offset < end < first.next_offset:
+        assert state.committed is not None, "only a replicated log has a leader"
+        state.committed = min(state.committed, first.base_offset)  # it has none of it yet
+        truncate_fully_and_start_at(state, first.base_offset)
 
 
 def _check_follows(state: LogState) -> None:

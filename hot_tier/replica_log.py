@@ -10,6 +10,7 @@ follower, and who leads is decided elsewhere (docs/cluster.md).
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import NamedTuple
 
 from tierlog.host.file_slice import FileSlice, close_all
@@ -101,7 +102,8 @@ class ReplicaLog:
 
     def append_replicated(self, body: memoryview) -> int:
         """As `replica_append` says."""
-        end_offset = replica_append.append_replicated(self._state, body)
+        with self._writer.flush_lock if self._state.is_empty else nullcontext():
+            end_offset = replica_append.append_replicated(self._state, body)
         if self._writer.on_appended:
             self._writer.tell_appended()
         return end_offset

@@ -287,6 +287,20 @@ def test_a_body_that_is_not_right_changes_nothing(follower, body):
     assert follower.append_replicated(memoryview(next_batch())) == 5
 
 
+def test_an_empty_log_begins_with_the_batch_that_its_start_lies_in(open_log, tmp_path):
+    """A trim need not end where a batch does."""
+    log = begin_to_follow(open_log(log_start_offset=4))
+    assert (log.log_start_offset, log.log_end_offset) == (4, 4)
+    with pytest.raises(CorruptBatch, match="offset 3 follows 3"):
+        log.append_replicated(memoryview(with_header(batch([b"v"]), base_offset=3, leader_epoch=4)))
+    assert log.append_replicated(memoryview(next_batch())) == 5
+    assert (log.log_start_offset, log.first_local_offset) == (4, 3)
+    log.writer.flush()
+    log.commit_up_to(5)
+    again = open_log(tmp_path / "t-0", log_start_offset=4)
+    assert (again.log_start_offset, again.log_end_offset) == (4, 5)
+
+
 @settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
