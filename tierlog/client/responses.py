@@ -373,13 +373,15 @@ class LedPartition(NamedTuple):
 
 
 class LedSet(NamedTuple):
-    """`lags`: as `PartitionDescription.replica_lags`."""
+    """`lags`: as `PartitionDescription.replica_lags`; `adding` and `removing`: by a reassignment."""
 
     topic_id: str
     partition: int
     replicas: tuple[int, ...]
     in_sync: tuple[int, ...]
     lags: tuple[int, ...]
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
 
 
 class LedPartitions(msgspec.Struct, frozen=True, kw_only=True):
