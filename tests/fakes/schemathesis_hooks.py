@@ -142,8 +142,9 @@ def _keep_rules_of_body(body: dict[str, Any], *, to_partition: bool) -> None:
     body.pop("wait_ms", None)
     if "partitions" in body and isinstance(body["partitions"], int):
         body["partitions"] = min(body["partitions"], 2 * PARTITIONS)
-    for name in ("replication_factor", "replicas"):  # there is one broker
-        body.pop(name, None)
+    if set(body) != {"replicas"}:  # but for a reassignment: there is one broker
+        for name in ("replication_factor", "replicas"):
+            body.pop(name, None)
     if "config" in body and not _fits(body["config"]):
         body["config"] = {}
     if isinstance(body.get("timeout_ms"), int):

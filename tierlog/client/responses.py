@@ -373,7 +373,7 @@ class LedPartition(NamedTuple):
 
 
 class LedSet(NamedTuple):
-    """`lags`: as `PartitionDescription.replica_lags`; `adding` and `removing`: by a reassignment."""
+    """`lags`: `PartitionDescription.replica_lags`. `adding`, `removing`: by a reassignment."""
 
     topic_id: str
     partition: int

@@ -317,6 +317,7 @@ EXAMPLES: Final[Mapping[str, Any]] = {
                 "incarnation": 3,
                 "is_alive": True,
                 "leads": 4,
+                "replicas": 12,
             }
         ],
         "offline_partitions": 0,
@@ -327,6 +328,18 @@ EXAMPLES: Final[Mapping[str, Any]] = {
     "PlannedMoves": {
         "moves": [{"topic": "flights", "partition": 0, "source": 0, "target": 2}],
         "left": 0,
+    },
+    "Reassigned": {"leader": 2, "replicas": [2, 0, 1], "adding": [2], "removing": [1]},
+    "OngoingReassignments": {
+        "reassignments": [
+            {
+                "topic": "flights",
+                "partition": 0,
+                "replicas": [2, 0, 1],
+                "adding": [2],
+                "removing": [1],
+            }
+        ]
     },
     "MovedLeader": {"node_id": 2, "end_offset": 336776, "paused_ms": 140},
 }
