@@ -19,8 +19,6 @@ from tierlog.broker.replication.replica import Replica, Role
 from tierlog.broker.replication.term import Term
 from tierlog.hot_tier import replica_append
 from tierlog.hot_tier.planned_records import PlannedRecords
-from tierlog.manifest.versions import CreateOutcome
-from tierlog.record_format.errors import OutcomeUnknownError, StoreUnavailable
 
 Plant = pytest.MonkeyPatch
 BUGS: dict[str, Callable[[Plant], None]] = {}
@@ -123,35 +121,6 @@ def _(plant: Plant) -> None:
     )
 
 
-@bug("a version without an answer is taken for lost")
-def _(plant: Plant) -> None:
-    settle = in_sync.settle_change
-
-    def settle_change(lead: Leadership, newest: in_sync.InForce) -> Leadership | None:
-        settled = settle(lead, newest)
-        return settled and settled._replace(pending=None)
-
-    def send_again(self: Elections, one: Replica) -> None:
-        sent = one.sent
-        if sent is None:
-            return
-        try:
-            outcome = one.sets.create_version(sent)
-        except (OutcomeUnknownError, StoreUnavailable):
-            one.sent = None
-            if one.term is not None:
-                one.term.settle_change(one.term.lead.in_force)
-            return
-        if outcome is CreateOutcome.OURS and one.sets.is_newest(sent.version):
-            self._settle(one, one.newest._replace(taken=sent.version, found=sent))  # type: ignore[union-attr]
-        else:
-            one.sent = None
-            self.look(one)
-
-    plant.setattr(in_sync, "settle_change", settle_change)
-    plant.setattr(Elections, "send_again", send_again)
-
-
 @bug("a trim is answered when the leader made it")
 def _(plant: Plant) -> None:
     plant.setattr(Term, "wait_for_trim", lambda self, *, timeout_s: None)
@@ -209,14 +178,6 @@ def _(plant: Plant) -> None:
             pass
 
     plant.setattr(replica_append, "PlannedRecords", Forgetful)
-
-
-@bug("a follower does not roll where its leader did")
-def _(plant: Plant) -> None:
-    plant.setattr(replica_append, "roll", lambda state: None)
-
-
-# --- the manifest ---------------------------------------------------------------------------------
 
 
 @bug("what is not committed is uploaded")

@@ -31,7 +31,6 @@ CAUGHT_BY = {
     "a replica joins that lacks what the leader began with": 1,
     "a replica joins that lacks a trim": 35,
     "the set shrinks below the minimum": 3,
-    "a version without an answer is taken for lost": 19,
     "a trim is answered when the leader made it": 3,
     "whoever is not in the set claims too": 3,
     "what a replica keeps is not on the medium": 0,
@@ -39,7 +38,6 @@ CAUGHT_BY = {
     "a follower is never told to cut": 3,
     "a follower cuts to its watermark": 3,
     "a follower forgets the producers of what it appends": 3,
-    "a follower does not roll where its leader did": 22,
     "what is not committed is uploaded": 0,
 }
 

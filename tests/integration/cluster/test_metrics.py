@@ -59,8 +59,8 @@ def test_metrics_show_sets_of_replicas_elections_and_fetches(cluster: ServedClus
     won = sum(value("tierlog_leader_election_seconds_count ", one) for one in brokers)
     assert won == elected + 3
     for one in brokers:
-        assert value("tierlog_replica_fetches_total{", one) > 0
-        assert value("tierlog_under_replicated_partitions ", one) == 0
+        until(lambda one=one: value("tierlog_replica_fetches_total{", one) > 0)
+        until(lambda one=one: value("tierlog_under_replicated_partitions ", one) == 0)
     leader, slow = cluster.leader("replicated", 0), cluster.others("replicated", 0)[0]
     (replica,) = [
         found
