@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import closing
 from decimal import Decimal
+from itertools import islice
 from typing import Annotated, Any, Final
 
 import duckdb
@@ -40,7 +41,7 @@ from tierlog.spark_reader.arrow_dataset import TopicDataset, TopicScanner, datas
 ROWS_AT_ONCE: Final = 1000
 ROWS_ON_A_TERMINAL: Final = 1000
 
-_UNKNOWN_TABLE: Final = re.compile(r"Table with name (.+) does not exist")
+_UNKNOWN_TABLE: Final = re.compile(r"Table with name (.+?) does not exist!")
 
 Row = tuple[object, ...]
 
@@ -131,9 +132,10 @@ def sql(
         try:
             connection.execute("set timezone = 'UTC'")
             statement = _statement(connection, query)
-            while (name := _execute(connection, statement)) is not None:
-                topic = dataset(name, on_data_loss=warn, **given)
-                connection.register(name, Table(topic, scans))
+            known: dict[str, Table] = {}
+            while (name := _execute(connection, statement, known)) is not None:
+                known[name] = Table(dataset(name, on_data_loss=warn, **given), scans)
+                connection.register(name, known[name])
             columns = [str(column[0]) for column in connection.description or ()]
             _print(columns, _rows(connection), output)
         except duckdb.Error as error:
@@ -154,14 +156,17 @@ def _statement(connection: duckdb.DuckDBPyConnection, query: str) -> duckdb.Stat
     return statements[0]
 
 
-def _execute(connection: duckdb.DuckDBPyConnection, statement: duckdb.Statement) -> str | None:
+def _execute(
+    connection: duckdb.DuckDBPyConnection, statement: duckdb.Statement, known: Container[str]
+) -> str | None:
     """Begin to execute; or the name of a table that is not known yet, which is a topic's. Files are
     known to DuckDB.
     """
     try:
         connection.execute(statement)
     except duckdb.CatalogException as error:
-        if (unknown := _UNKNOWN_TABLE.search(str(error))) is None:
+        unknown = _UNKNOWN_TABLE.search(str(error))
+        if unknown is None or unknown[1] in known:  # in a schema that there is not
             raise
         return unknown[1]
     return None
@@ -179,8 +184,8 @@ def _print(columns: Sequence[str], rows: Iterator[Row], output: Output) -> None:
             document = dict(zip(columns, map(_plain, row), strict=True))
             write(safe(json.dumps(document, ensure_ascii=False, default=str).encode() + b"\n"))
         return
-    shown = [row for row, _ in zip(rows, range(ROWS_ON_A_TERMINAL), strict=False)]
-    print_table("", columns, [[_cell(value) for value in row] for row in shown])
+    shown = [[_cell(value) for value in row] for row in islice(rows, ROWS_ON_A_TERMINAL)]
+    print_table("", columns, shown)
     if next(rows, None) is not None:
         note(f"the first {ROWS_ON_A_TERMINAL} rows; --output json prints all")
 

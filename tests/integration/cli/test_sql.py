@@ -66,6 +66,7 @@ def test_files_are_read_and_written_beside_topics(offline, bucket, tmp_path):
         (1, "selec 1", (), 'Parser Error: syntax error at or near "selec"'),
         (1, "select 1; select 2", (), "there are 2 statements"),
         (1, "select nope from many", (), '"nope" not found'),
+        (1, "select * from many, other.many", (), "Catalog Error"),
         (1, "select count(*) from many", ("--max-bytes", "100k"), r"reads 590.2 KiB .* 97.7 KiB"),
         (2, "select 1", ("--max-bytes", "much"), "'much' is not a size"),
         (1, "from many", ("--option", "startingOffset=1"), "did you mean startingOffsets"),

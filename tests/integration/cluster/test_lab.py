@@ -103,9 +103,8 @@ def test_the_death_of_a_leader_is_seen_within_ten_seconds_and_a_consumer_goes_on
             producer.flush()
             until(lambda: len(read()) == 200)
             assert read() == [str(value) for value in range(200)], "each once, in order"
-        lines = running.output()
         until(lambda: "in sync 0,1,2 -> " in running.output())
-        assert "under epoch 2" in lines
+        assert "under epoch 2" in running.output()
 
 
 def described(program: Program) -> dict[str, Any]:
