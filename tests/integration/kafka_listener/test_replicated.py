@@ -110,10 +110,12 @@ def test_what_was_acknowledged_outlives_brokers_and_too_few_of_them_refuse_write
             assert client.describe_cluster().under_replicated_partitions >= PARTITIONS
         with KafkaCaller(other) as caller:
             names = [DescribeTopicPartitionsRequest.TopicRequest("flights")]
-            (topic,) = caller.ask(DescribeTopicPartitionsRequest(topics=names), 0).topics
-        assert {tuple(sorted(one.isr_nodes)) for one in topic.partitions} == {
-            tuple(sorted(ALL - {killed}))
-        }
+
+            def is_told_by_the_other() -> bool:
+                (topic,) = caller.ask(DescribeTopicPartitionsRequest(topics=names), 0).topics
+                return all(set(one.isr_nodes) == ALL - {killed} for one in topic.partitions)
+
+            until(is_told_by_the_other, patience_s=60)
 
         second.kill()
         alone = {int(first.root.name)}
