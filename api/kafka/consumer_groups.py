@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Coroutine, Iterable
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from tierlog.api.kafka.calls import Answer, Call, Later
 from tierlog.api.kafka.error_codes import Code, Refused
@@ -32,6 +33,7 @@ from tierlog.record_format.kafka_messages.messages import (
     ConsumerGroupDescribeResponse,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
+    ShareGroupHeartbeatResponse,
 )
 
 ID_MAX_LENGTH: Final = 1_000  # of a member, an instance, a rack: records hold them
@@ -40,7 +42,9 @@ _LEAVING: Final = -1
 _CLASSIC_TYPE, _CONSUMER_TYPE = 0, 1
 
 _Described = ConsumerGroupDescribeResponse.DescribedGroup
-_Assignment = ConsumerGroupHeartbeatResponse.Assignment
+
+# A share group's has the same fields, in a message of its own.
+Beaten = TypeVar("Beaten", ConsumerGroupHeartbeatResponse, ShareGroupHeartbeatResponse)
 
 
 # --- ConsumerGroupHeartbeat -----------------------------------------------------------------------
@@ -68,12 +72,13 @@ def consumer_group_heartbeat(
         )
     beat = _heartbeat(call, request)
     stopped = HeartbeatAnswer(GroupError.NOT_COORDINATOR)
+    answer = partial(answer_beat, ConsumerGroupHeartbeatResponse)
 
     def make() -> Later:
         return call.context.waiting.answer_later(
             lambda reply: coordinator_of(call).beat(request.group_id, beat, reply),
-            _answer,
-            stop=lambda: _answer(stopped),
+            answer,
+            stop=lambda: answer(stopped),
         )
 
     return when_ready(call, call.context.broker.groups.log, request.group_id, make, refuse)
@@ -126,20 +131,17 @@ def _heartbeat(call: Call, request: ConsumerGroupHeartbeatRequest) -> Heartbeat:
     )
 
 
-def _answer(body: HeartbeatAnswer) -> ConsumerGroupHeartbeatResponse:
+def answer_beat(kind: type[Beaten], body: HeartbeatAnswer) -> Beaten:
     if body.error is not GroupError.NONE:
         code = Code[body.error]
-        return ConsumerGroupHeartbeatResponse(
-            error_code=code, error_message=body.detail or code.name
-        )
-    kind = ConsumerGroupHeartbeatResponse.TopicPartitions
-    given = body.assignment
-    rows = [] if given is None else [kind(*one) for one in places_by_topic(given).items()]
-    return ConsumerGroupHeartbeatResponse(
+        return kind(error_code=code, error_message=body.detail or code.name)
+    given, row = body.assignment, kind.TopicPartitions
+    rows = [] if given is None else [row(*one) for one in places_by_topic(given).items()]
+    return kind(
         member_id=body.member_id,
         member_epoch=body.epoch,
         heartbeat_interval_ms=body.interval_ms,
-        assignment=None if given is None else _Assignment(rows),
+        assignment=None if given is None else kind.Assignment(rows),
     )
 
 

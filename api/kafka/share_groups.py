@@ -9,10 +9,11 @@ and the administration of where a group reads.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable
+from functools import partial
 from typing import Any, Final
 
 from tierlog.api.kafka.calls import Answer, Call, Later
-from tierlog.api.kafka.consumer_groups import places_by_topic
+from tierlog.api.kafka.consumer_groups import answer_beat, places_by_topic
 from tierlog.api.kafka.error_codes import Code, Refused, code_of
 from tierlog.api.kafka.group_offsets import check_sees, find_to_describe, group_code
 from tierlog.api.kafka.groups import check_group, coordinator_of, prepare_for, when_ready
@@ -44,7 +45,6 @@ _LEAVING: Final = -1
 _UNKNOWN: Final = -1
 
 _Described = ShareGroupDescribeResponse.DescribedGroup
-_Assignment = ShareGroupHeartbeatResponse.Assignment
 _Offsets = DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponseGroup
 _OffsetsTopic = DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponseTopic
 _Offset = DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponsePartition
@@ -85,12 +85,13 @@ def share_group_heartbeat(
         topics=None if names is None else frozenset(names),
     )
     shares, stopped = call.context.broker.share_groups, HeartbeatAnswer(GroupError.NOT_COORDINATOR)
+    answer = partial(answer_beat, ShareGroupHeartbeatResponse)
 
     def make() -> Later:
         return call.context.waiting.answer_later(
             lambda reply: shares.beat(request.group_id, beat, reply),
-            _answer,
-            stop=lambda: _answer(stopped),
+            answer,
+            stop=lambda: answer(stopped),
         )
 
     return when_ready(call, shares, request.group_id, make, refuse)
@@ -107,21 +108,6 @@ def _problem(request: ShareGroupHeartbeatRequest) -> str:
         "MemberEpoch is invalid.": epoch < _LEAVING,
     }
     return next((problem for problem, is_so in problems.items() if is_so), "")
-
-
-def _answer(body: HeartbeatAnswer) -> ShareGroupHeartbeatResponse:
-    if body.error is not GroupError.NONE:
-        code = Code[body.error]
-        return ShareGroupHeartbeatResponse(error_code=code, error_message=body.detail or code.name)
-    kind = ShareGroupHeartbeatResponse.TopicPartitions
-    given = body.assignment
-    rows = [] if given is None else [kind(*one) for one in places_by_topic(given).items()]
-    return ShareGroupHeartbeatResponse(
-        member_id=body.member_id,
-        member_epoch=body.epoch,
-        heartbeat_interval_ms=body.interval_ms,
-        assignment=None if given is None else _Assignment(rows),
-    )
 
 
 # --- ShareGroupDescribe ---------------------------------------------------------------------------
