@@ -12,7 +12,7 @@ they say of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -85,9 +85,8 @@ async def share_fetch(call: Call, request: ShareFetchRequest) -> ShareFetchRespo
             await asyncio.sleep(max(0, request.max_wait_ms) / 1000)
         return ShareFetchResponse(error_code=refused.code, error_message=str(refused))
     asked = _asked(request.topics)
-    acked = asyncio.ensure_future(
-        _acknowledge(call, session, asked, is_renewal=request.is_renew_ack)
-    )
+    acks = _acknowledge(call, session, asked, is_renewal=request.is_renew_ack)
+    acked = asyncio.ensure_future(acks)
     poll = _Poll(call, request, session)
     try:
         if not request.is_renew_ack and request.share_session_epoch != FINAL_EPOCH:
@@ -391,13 +390,16 @@ async def share_acknowledge(
     )
 
 
-async def _acknowledge(
+def _acknowledge(
     call: Call,
     session: ShareSession,
     asked: Mapping[Place, Sequence[_Batch]],
     *,
     is_renewal: bool,
-) -> dict[Place, _Failure]:
+) -> Awaitable[dict[Place, _Failure]]:
+    """It is said when this returns, before anything else is given to the member: what is given
+    anew is not what is acknowledged. The answers come once it is durable.
+    """
     answers: dict[Place, _Failure] = {}
     waits: dict[Place, asyncio.Future[_Failure]] = {}
     nothing: list[Place] = []
@@ -412,10 +414,16 @@ async def _acknowledge(
             waits[place] = _begin_acknowledging(call, session, place, acks)
         else:
             nothing.append(place)
-    for place, wait in waits.items():
-        answers[place] = await wait
     if waits:  # as Kafka
         answers |= dict.fromkeys(nothing, _DONE)
+    return _settled(answers, waits)
+
+
+async def _settled(
+    answers: dict[Place, _Failure], waits: Mapping[Place, asyncio.Future[_Failure]]
+) -> dict[Place, _Failure]:
+    for place, wait in waits.items():
+        answers[place] = await wait
     return answers
 
 

@@ -133,7 +133,6 @@ MOVED = (
 )
 
 
-@pytest.mark.soak  # now and then one that was acknowledged is given to its member again
 def test_each_record_is_acknowledged_once_when_whoever_keeps_that_is_killed(
     cluster: Cluster,
 ) -> None:

@@ -187,6 +187,25 @@ def test_a_lock_that_is_over_gives_records_to_another(served: Served) -> None:
         assert answer.responses[0].partitions[0].acknowledge_error_code == Code.INVALID_RECORD_STATE
 
 
+def test_what_a_member_is_given_again_is_not_what_it_acknowledges_with_the_same_call(
+    tmp_path: Path,
+) -> None:
+    with serving(tmp_path / "data", group_share_record_lock_duration_ms=20) as served:
+        served.broker.create_topic("t", partitions=1)
+        served.broker.alter_group("g", EARLIEST)
+        produce(served.kafka_port)
+        partitions = served.broker.share_groups.partitions
+        with member(served).join() as one:
+            one.fetch(max_records=10)
+            for _ in range(40):
+                late = partitions.late_count
+                until(lambda late=late: not one.acquired or partitions.late_count > late)
+                given, answer = one.acquired, one.accept_all(max_records=10)
+                for row in answer.responses[0].partitions if given else ():
+                    again = set(*one.acquired.values()).intersection(*given.values())
+                    assert not (row.acknowledge_error_code == 0 and again)
+
+
 def test_who_goes_away_gives_up_what_it_has(served: Served) -> None:
     with member(served, "b").join() as b:
         with member(served, "a").join() as a:
