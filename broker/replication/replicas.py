@@ -121,7 +121,9 @@ class Replicas:
     def open_all(
         self, points: Mapping[TopicPartition, int], starts: Mapping[TopicPartition, int]
     ) -> None:
-        """At the start: the logs of all replicas that this folder has. None is served yet."""
+        """At the start: the logs of all replicas that this folder has. None is served yet. What is
+        kept of one that was removed, or lost before it began anew, is for when it is asked for.
+        """
         for place in self._files.places():
             try:
                 record = self._topics.find_by_id(place[0]).record
@@ -131,12 +133,18 @@ class Replicas:
             name = (record.name, place[1])
             rows = points.get(name), starts.get(name)
             try:
-                self._open(record, place, *rows, at_start=True)
+                if self._is_anything_left(record, place):
+                    self._open(record, place, *rows, at_start=True)
             except CorruptDataError as error:
                 log.error(
                     "a replica is damaged", partition=f"{name[0]}-{name[1]}", error=str(error)
                 )
                 self._damaged[place] = DamagedPartition(*name, error, *rows)
+
+    def _is_anything_left(self, record: TopicRecord, place: TopicIdPartition) -> bool:
+        """Whether there is a log, or was one that nobody has given up."""
+        exists = self._folder.partition_folder(record.name, place[1]).exists()
+        return exists or self._files.read_kept(place)[1]
 
     def _open(
         self,

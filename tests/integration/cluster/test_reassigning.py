@@ -187,6 +187,27 @@ def test_what_a_removed_replica_has_said_does_not_count_when_it_is_added_again(
     check_whole(cluster, 10)
 
 
+def test_a_broker_that_starts_opens_no_log_of_what_it_was_removed_from(
+    cluster: BrokerCluster,
+) -> None:
+    create(cluster, {0: [0, 1]})
+    until(lambda: is_settled(cluster, [0, 1]))
+    appended(cluster, range(5))
+    reassignments_of(cluster.running[2]).begin(place_of(cluster), [1, 2])
+    until(lambda: is_settled(cluster, [1, 2]), patience_s=30)
+    removed = cluster.running[0]
+    folder = removed.folder.path / "flights-0"
+    until(lambda: not folder.exists(), patience_s=30)
+    cluster.stop(removed)
+    again = cluster.start("a", meets=False)
+    assert not folder.exists()
+    assert not cluster_of(again).replicas.has(place_of(cluster))
+    cluster.meet()
+    reassignments_of(cluster.running[0]).begin(place_of(cluster), [1, 2, 0])
+    until(lambda: is_settled(cluster, [1, 2, 0]), patience_s=30)
+    check_whole(cluster, 5)
+
+
 @pytest.mark.parametrize(
     ("wanted", "why"),
     [
