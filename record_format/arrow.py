@@ -17,9 +17,9 @@ If only offsets are wanted, a batch without gaps is not even decompressed: its h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +39,7 @@ from tierlog.record_format.batch import (
     CONTROL_BIT,
     CRC_START,
     HEADER_SIZE,
+    LOG_APPEND_TIME_BIT,
     MIN_RECORD_SIZE,
     TRANSACTIONAL_BIT,
     BatchHeader,
@@ -63,6 +64,8 @@ ALONE_BYTES: Final = 512 * 1024
 _FROM_HEADERS: Final = {"topic", "partition", "offset", "timestampType"}
 _SCAN_ROWS: Final = 1024
 FIRST_HEADERS: Final = 1024
+
+T = TypeVar("T")
 
 
 class DecodeRequest(NamedTuple):
@@ -116,12 +119,28 @@ class ArrowDecoder:
 
         Raises CorruptBatch, with a position in `file`, where the buffer begins at `position`.
         """
+        return self._of_tables(buf, self._decode_table, file=file, position=position)
+
+    def count_rows(self, buf: Buffer, *, file: str = "", position: int = 0) -> Iterator[int]:
+        """How many rows `decode` would find, in parts: by the headers of batches that the filter
+        wants whole, which are not decompressed. Raises CorruptBatch.
+        """
+        return self._of_tables(buf, self._count_table, file=file, position=position)
+
+    def _of_tables(
+        self,
+        buf: Buffer,
+        work: Callable[[memoryview, Array, Array], Iterator[T]],
+        *,
+        file: str,
+        position: int,
+    ) -> Iterator[T]:
         view = memoryview(buf)
         data = _read_only(view)
         try:
             for table in _tables(view, data):
                 self._note_reached(table)
-                yield from self._decode_table(view, data, table)
+                yield from work(view, data, table)
         except CorruptBatch as error:
             where = None if error.position is None else position + error.position
             raise CorruptBatch(
@@ -148,6 +167,32 @@ class ArrowDecoder:
                 yield from self._offsets(run)
             else:
                 yield from self._records(view, data, run)
+
+    def _count_table(self, view: memoryview, data: Array, table: Array) -> Iterator[int]:
+        wanted = table[self._wanted(table)]
+        _check_crcs(view, wanted)
+        whole = self._is_whole(wanted)
+        _check_counts(view, wanted[whole], self._request.max_expanded_bytes)
+        yield int(wanted[whole, kernel.COUNT].sum())
+        for batch in self._records(view, data, wanted[~whole]):
+            yield batch.num_rows
+
+    def _is_whole(self, wanted: Array) -> Array:
+        """A mask of the wanted batches of which the filter wants every record. A header has the
+        latest timestamp; the earliest is the same if the log gave it.
+        """
+        row_filter, by_log = (
+            self._request.row_filter,
+            wanted[:, kernel.ATTRIBUTES] & LOG_APPEND_TIME_BIT,
+        )
+        last_offset = wanted[:, kernel.BASE_OFFSET] + wanted[:, kernel.LAST_DELTA]
+        whole: Array = (
+            (wanted[:, kernel.BASE_OFFSET] >= row_filter.start_offset)
+            & (last_offset < row_filter.end_offset)
+            & (wanted[:, kernel.MAX_TIME] <= row_filter.last_timestamp)
+            & ((row_filter.start_timestamp == I64_MIN) | (by_log != 0))
+        )
+        return whole
 
     def _wanted(self, table: Array) -> Array:
         """A mask of the batches that may have wanted rows."""
@@ -268,11 +313,16 @@ class ArrowDecoder:
             else BUILDERS[name](columns, state)
             for name in self._request.columns
         ]
-        if not arrays:
-            return pa.RecordBatch.from_struct_array(
-                pa.StructArray.from_buffers(pa.struct([]), rows, [None])
-            )
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        return batch_of(arrays, self.schema, rows=rows)
+
+
+def batch_of(arrays: Sequence[pa.Array], schema: pa.Schema, *, rows: int) -> pa.RecordBatch:
+    """A record batch of these columns, of which there may be none."""
+    if not arrays:
+        return pa.RecordBatch.from_struct_array(
+            pa.StructArray.from_buffers(pa.struct([]), rows, [None])
+        )
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def warm() -> None:

@@ -247,3 +247,11 @@ class RowFilter(NamedTuple):
         is_too_new = min_timestamp is not None and min_timestamp > self.last_timestamp
         is_too_old = max_timestamp is not None and max_timestamp < self.start_timestamp
         return not is_too_new and not is_too_old
+
+    def holds(self, min_timestamp: int | None, max_timestamp: int | None) -> bool:
+        """Whether all records with these timestamp bounds match, if their offsets do."""
+        after_start = min_timestamp is not None and min_timestamp >= self.start_timestamp
+        until_last = max_timestamp is not None and max_timestamp <= self.last_timestamp
+        return (after_start or self.start_timestamp == I64_MIN) and (
+            until_last or self.last_timestamp == I64_MAX
+        )

@@ -27,7 +27,8 @@ import pyarrow.dataset as ds
 
 from tierlog.record_format.arrow_columns import COLUMNS, SCHEMA
 from tierlog.record_format.errors import InvalidOption
-from tierlog.spark_reader.filter_bounds import bounds_of, columns_of, may_match
+from tierlog.record_format.record_walk import RowFilter
+from tierlog.spark_reader.filter_bounds import bounds_of, columns_of, may_match, must_match
 from tierlog.spark_reader.options import (
     NAMES,
     ReadOptions,
@@ -38,7 +39,6 @@ from tierlog.spark_reader.options import (
 from tierlog.spark_reader.planner import Planner
 from tierlog.spark_reader.split_reader import SplitReader
 from tierlog.spark_reader.splits import (
-    NO_FILTERS,
     Filters,
     OffsetRange,
     Split,
@@ -134,20 +134,23 @@ class TopicDataset(ds.InMemoryDataset):  # type: ignore[misc]
         """Plan a scan, whose rows are read as it is consumed, once. Arrow's other options, of batch
         sizes and threads, change nothing: the source reads one chunk ahead.
         """
-        where = self._with(filter)
-        splits, bounds = self._plan(where)
+        where, ranges, bounds = self._narrow(self._with(filter))
+        planner = Planner(self._options, report=lambda _: None, warn=self._warn)
+        splits = planner.splits(ranges, Filters(bounds))
         wanted = self._columns_to_read(columns, where)
-        reader = SplitReader(self._options, wanted, row_filter=bounds.row_filter, warn=self._warn)
+        reader = SplitReader(self._options, wanted, row_filter=bounds, warn=self._warn)
         chosen = self.schema.names if columns is None else columns
-        size_bytes = sum(split.size_bytes for split in splits)
+        size_bytes = sum(map(reader.planned_bytes, splits))
         batches = _batches(reader, splits)
         return TopicScanner(
             _schema(wanted), batches, columns=chosen, where=where, planned_bytes=size_bytes
         )
 
     def count_rows(self, filter: pc.Expression | None = None, **options: Any) -> int:  # noqa: A002
-        """Count rows; without a filter on keys, values or headers, from batch headers alone."""
-        return self.scanner(columns=["offset"], filter=filter, **options).count_rows()
+        """Count rows. Of a filter that is a range of offsets or times, of any topics and
+        partitions, only chunks at its ends and those with transactions are read.
+        """
+        return self.scanner(columns=[], filter=filter, **options).count_rows()
 
     def filter(self, expression: pc.Expression) -> TopicDataset:
         """The same dataset, of which a scan sees the rows alone of which `expression` is true."""
@@ -160,25 +163,27 @@ class TopicDataset(ds.InMemoryDataset):  # type: ignore[misc]
             return self._where if expression is None else expression
         return self._where & expression
 
-    def _plan(self, where: pc.Expression | None) -> tuple[list[Split], Filters]:
-        ranges, bounds = self._ranges, NO_FILTERS
-        if where is not None:
-            ranges = [one for one in ranges if may_match(where, one)]
-            bounds = Filters(bounds_of(where))
-        planner = Planner(self._options, report=lambda _: None, warn=self._warn)
-        return planner.splits(ranges, bounds), bounds
+    def _narrow(
+        self, where: pc.Expression | None
+    ) -> tuple[pc.Expression | None, Sequence[OffsetRange], RowFilter]:
+        """What is left to filter by, the ranges to read, and the bounds of a row in them."""
+        if where is None:
+            return None, self._ranges, RowFilter()
+        ranges, bounds = [one for one in self._ranges if may_match(where, one)], bounds_of(where)
+        is_exact = all(must_match(where, one, bounds) for one in ranges)
+        return None if is_exact else where, ranges, bounds
 
     def _columns_to_read(
         self, columns: ColumnChoice, where: pc.Expression | None
     ) -> tuple[str, ...]:
-        """Those that are asked for and those that the filter needs; of nothing, the cheapest."""
+        """Those that are asked for and those that the filter needs."""
         used = set() if where is None else set(columns_of(where))
         if isinstance(columns, Mapping):
             used.update(*map(columns_of, columns.values()))
         else:
             used.update(self.schema.names if columns is None else columns)
         _check_columns(used)
-        return tuple(name for name in COLUMNS if name in used) or ("offset",)
+        return tuple(name for name in COLUMNS if name in used)
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise NotImplementedError(
@@ -214,8 +219,11 @@ class TopicScanner:
         return pa.RecordBatchReader.from_batches(self.projected_schema, self.to_batches())
 
     def to_batches(self) -> Generator[pa.RecordBatch, None, None]:
-        for batch in self._batches:
-            yield from self._select(batch).to_batches()
+        if self._where is None and self._columns == self.dataset_schema.names:
+            yield from self._batches
+        else:
+            for batch in self._batches:
+                yield from self._select(batch).to_batches()
 
     def to_table(self) -> pa.Table:
         return self.to_reader().read_all()

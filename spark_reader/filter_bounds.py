@@ -1,8 +1,8 @@
 """What of a read an Arrow filter can be true of, found by asking Arrow: it simplifies a filter
 under a guarantee, such as `offset < 7`, and tells if nothing is left of it.
 
-* It only narrows a read; Arrow applies the filter itself to every row. Of alternatives, such as
-  `offset = 1 or offset = 9`, the bounds are the outermost.
+* Of alternatives, such as `offset = 1 or offset = 9`, the bounds are the outermost. Arrow applies a
+  filter itself to every row, unless it is true of all rows within them.
 * No expression is taken apart here, so whatever Arrow can write, and simplify, narrows the read.
 """
 
@@ -23,18 +23,39 @@ from tierlog.spark_reader.splits import OffsetRange
 
 _FORMAT: Final = ds.IpcFileFormat()
 _FILES: Final = LocalFileSystem()
+_NEVER_NULL: Final = frozenset(("topic", "partition", "offset", "timestamp"))
 
 
 def may_match(expression: pc.Expression, one: OffsetRange) -> bool:
     """Whether the filter can be true of a row of this range."""
+    return not _excludes(expression, _within(one))
+
+
+def must_match(expression: pc.Expression, one: OffsetRange, bounds: RowFilter) -> bool:
+    """Whether the filter is known to be true of all rows of this range within the bounds."""
+    if not _NEVER_NULL.issuperset(columns_of(expression)):
+        return False  # what is neither true nor false is not excluded by its opposite
+    offset, time = pc.field("offset"), pc.field("timestamp")
+    guarantee = _within(one) & (offset >= bounds.start_offset) & (offset <= bounds.end_offset - 1)
+    if bounds.start_timestamp != I64_MIN:
+        guarantee &= time >= _moment(bounds.start_timestamp)
+    if bounds.last_timestamp != I64_MAX:
+        guarantee &= time <= _moment(bounds.last_timestamp)
+    return _excludes(~expression.cast(pa.bool_()), guarantee)
+
+
+def _within(one: OffsetRange) -> pc.Expression:
     offset = pc.field("offset")
-    return not _excludes(
-        expression,
+    return (
         (pc.field("topic") == one.facts.topic)
         & (pc.field("partition") == pa.scalar(one.facts.partition, pa.int32()))
         & (offset >= one.start_offset)
-        & (offset < one.end_offset),
+        & (offset < one.end_offset)
     )
+
+
+def _moment(milliseconds: int) -> pa.Scalar:
+    return pa.scalar(milliseconds * 1000, SCHEMA.field("timestamp").type)
 
 
 def bounds_of(expression: pc.Expression) -> RowFilter:

@@ -8,12 +8,14 @@
 * Cold chunks are verified against the chunk table on arrival, and every batch against its own
   checksum when it is decoded.
 * Missing objects or offsets are data loss, and handled by the run's policy.
+* If no column differs within a split, as topic and partition do not, its rows are counted: by the
+  chunk table, or by batch headers where a chunk is wanted in part or has transactions.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import cache
@@ -23,7 +25,8 @@ import pyarrow as pa
 
 from tierlog.client.wire import Limits
 from tierlog.cold_tier.ranged_reader import read_chunk
-from tierlog.record_format.arrow import ArrowDecoder, DecodeRequest
+from tierlog.record_format.arrow import ArrowDecoder, DecodeRequest, batch_of
+from tierlog.record_format.arrow_columns import SCHEMA, constant_columns
 from tierlog.record_format.errors import (
     MissingObject,
     OffsetOutOfRange,
@@ -36,6 +39,7 @@ from tierlog.spark_reader.access import Connections
 from tierlog.spark_reader.options import ReadOptions
 from tierlog.spark_reader.splits import (
     NO_FILTERS,
+    ChunkPiece,
     DataLossPolicy,
     Filters,
     Split,
@@ -49,7 +53,10 @@ if TYPE_CHECKING:
 
 TAIL_FETCH_BYTES: Final = 8 * 1024 * 1024
 TAIL_FETCH_SPARE_BYTES: Final = 64 * 1024
+COUNTED_ROWS: Final = 128 * 1024  # at a time, of counted rows
 KEPT_BUFFER_BYTES: Final = 16 * 1024 * 1024  # twice the usual size of a chunk
+
+_COUNTED: Final = frozenset(("topic", "partition"))
 
 T = TypeVar("T")
 
@@ -101,24 +108,61 @@ class SplitReader:
     ) -> None:
         self._connections, self._isolation = Connections(options.access), options.isolation
         self._columns, self._row_filter = columns, row_filter
+        self._only_counts = _COUNTED.issuperset(columns)
         self._loss = DataLossPolicy(options.fail_on_data_loss, warn)
 
     def read_split(self, split: Split) -> Iterator[pa.RecordBatch]:
         """The rows of a split. Raises DataLoss, CorruptDataError, StoreUnavailable and the client's
         errors.
         """
+        if self._only_counts:
+            yield from _counted(split, self._columns, self._count_rows(split))
+        else:
+            yield from self._read_chunks(split, split.chunks, ArrowDecoder.decode)
+
+    def planned_bytes(self, split: Split) -> int:
+        """What reading a split fetches; an estimate for the tail."""
+        if self._only_counts and split.is_cold:
+            return sum(piece.ref.size_bytes for piece in self._uncounted(split))
+        return split.size_bytes
+
+    def _count_rows(self, split: Split) -> int:
+        uncounted = self._uncounted(split)
+        rows = sum(one.chunk.record_count for one in split.chunks)
+        rows -= sum(one.chunk.record_count for one in uncounted)
+        if uncounted or not split.is_cold:
+            rows += sum(self._read_chunks(split, uncounted, ArrowDecoder.count_rows))
+        return rows
+
+    def _uncounted(self, split: Split) -> list[ChunkPiece]:
+        """The chunks that have to be read to know how many of their records are wanted."""
+        start_offset = max(self._row_filter.start_offset, split.start_offset)
+        end_offset = min(self._row_filter.end_offset, split.end_offset)
+        return [
+            piece
+            for piece in split.chunks
+            if piece.chunk.has_transactions  # or control batches
+            or piece.chunk.first_offset < start_offset
+            or piece.chunk.last_offset >= end_offset
+            or not self._row_filter.holds(piece.chunk.min_timestamp, piece.chunk.max_timestamp)
+        ]
+
+    def _read_chunks(
+        self, split: Split, chunks: Sequence[ChunkPiece], work: Callable[..., Iterator[T]]
+    ) -> Iterator[T]:
+        """What `work`, a method of the decoder, finds in these chunks of the split, or its tail."""
         start_offset = max(self._row_filter.start_offset, split.start_offset)
         decoder, reached = self._decoder(split, start_offset), split.start_offset
-        largest = max((piece.ref.size_bytes for piece in split.chunks), default=0)
+        largest = max((piece.ref.size_bytes for piece in chunks), default=0)
         # Returned after decoding, not after fetching: the last piece is still being decoded then.
         with _buffer_pool.pair(largest) as buffers:
-            source = self._cold(split, buffers) if split.is_cold else self._tail(split)
+            source = self._cold(split, chunks, buffers) if chunks else self._tail(split)
             with closing(one_ahead(source)) as pieces:
                 for piece in pieces:
                     if piece.start_offset > start_offset:
                         start_offset = piece.start_offset
                         decoder = self._decoder(split, start_offset)
-                    yield from decoder.decode(piece.data, file=piece.file, position=piece.position)
+                    yield from work(decoder, piece.data, file=piece.file, position=piece.position)
                     reached = max(reached, decoder.reached_offset)
         if not split.is_cold:
             self._check_end(split, reached)
@@ -137,10 +181,12 @@ class SplitReader:
             )
         )
 
-    def _cold(self, split: Split, buffers: list[memoryview]) -> Iterator[Piece]:
+    def _cold(
+        self, split: Split, chunks: Sequence[ChunkPiece], buffers: list[memoryview]
+    ) -> Iterator[Piece]:
         """One of the two buffers is decoded while the other is filled."""
         store = self._connections.store
-        for chunk, _ in split.chunks:
+        for chunk, _ in chunks:
             try:
                 data = read_chunk(store, chunk, buffer=buffers[0])
             except MissingObject as error:
@@ -200,6 +246,16 @@ class SplitReader:
             report_if_lost(
                 f"{split.topic}-{split.partition}", reached, split.end_offset, gaps, loss=self._loss
             )
+
+
+def _counted(split: Split, columns: tuple[str, ...], rows: int) -> Iterator[pa.RecordBatch]:
+    """`rows` rows of columns that have one value throughout the split."""
+    at_once = min(rows, COUNTED_ROWS)
+    arrays = constant_columns(columns, topic=split.topic, partition=split.partition, rows=at_once)
+    schema = pa.schema([SCHEMA.field(name) for name in columns])
+    whole = batch_of([arrays[name] for name in columns], schema, rows=at_once)
+    for start in range(0, rows, COUNTED_ROWS):
+        yield whole.slice(0, rows - start)
 
 
 def one_ahead(items: Iterator[T]) -> Generator[T, None, None]:

@@ -45,6 +45,7 @@ def test_a_schema_prunes_columns(spark, tiers):
     assert values.selectExpr("sum(length(value))").first()[0] == 3 * 1600 * 100
     counted = read(spark, tiers, schema="offset bigint").selectExpr("count(*)", "max(offset)")
     assert tuple(counted.first()) == (4800, 1599)
+    assert read(spark, tiers, schema="topic string, partition int").count() == 4800
     for wrong, message in (
         ("value string", "column value string is not a column of this source"),
         ("value binary not null", "column value is NOT NULL"),

@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from tests.fakes.bucket import put_partition, put_topic
-from tests.fakes.cold_segments import SegmentFiles, write_segment
+from tests.fakes.cold_segments import FIXTURES, SegmentFiles, write_segment
 from tierlog.client.records import decode_fetched
 from tierlog.object_store.open import open_store
 from tierlog.record_format.decode import Record
@@ -21,6 +21,7 @@ from tierlog.record_format.errors import ConfigurationError, InvalidOption
 from tierlog.record_format.record_walk import I64_MAX, RowFilter
 from tierlog.spark_reader.arrow_dataset import TopicDataset, dataset, read_arrow
 from tierlog.spark_reader.filter_bounds import bounds_of, columns_of
+from tierlog.spark_reader.splits import DataLoss
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +195,54 @@ def test_an_hour_of_thirty_days_reads_the_chunks_that_it_overlaps(tmp_path):
     assert hourly.to_table(filter=where)["offset"].to_pylist() == [9 * 48 + 14, 9 * 48 + 15]
     assert hourly.scanner(filter=where).planned_bytes <= 2 * whole / (30 * 24)
     assert hourly.scanner(filter=where & (partition == 0)).planned_bytes == 0
+
+
+FIXTURE_TOPICS = sorted(
+    one.name for one in FIXTURES.iterdir() if any(log.stat().st_size for log in one.glob("*.log"))
+)
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+@pytest.mark.parametrize("name", FIXTURE_TOPICS)
+def test_counts_are_those_of_the_rows_whatever_is_counted(tmp_path, name, isolation):
+    url = f"file://{tmp_path}"
+    put_topic(open_store(url), "counted", {0: name})
+    counted = dataset("counted", store=url, tier="cold", isolationLevel=isolation)
+    every, dice = counted.to_table(columns=["offset", "timestamp"]), random.Random(name)
+    offsets, times = every["offset"].to_pylist() or [0], every["timestamp"].to_pylist()
+    assert counted.count_rows() == every.num_rows
+    for _ in range(20):
+        low, high = sorted(dice.choices([0, *offsets, offsets[-1] + 1], k=2))
+        where = (offset >= low) & (offset < high)
+        if times and dice.random() < 0.5:
+            where &= (time >= dice.choice(times)) & (time <= max(times))
+        assert counted.count_rows(where) == every.filter(where).num_rows, where
+    start = offsets[len(offsets) // 2]
+    trimmed = dataset(
+        "counted",
+        store=url,
+        tier="cold",
+        isolationLevel=isolation,
+        startingOffsets={"counted": {"0": start}},
+    )
+    assert trimmed.count_rows() == every.filter(offset >= start).num_rows
+
+
+def test_what_chunk_tables_tell_is_counted_without_a_byte_of_the_log(tmp_path):
+    url = f"file://{tmp_path}"
+    put_topic(open_store(url), "gone", {0: "many-segments-0", 1: "compacted-codec-0"})
+    topic = dataset("gone", store=url, tier="cold")
+    per_partition = topic.to_table(columns=["partition"])
+    inside = [(offset >= 0) & offset.is_valid(), partition.isin([0, 1]), time >= at(-(10**5))]
+    counts = [topic.count_rows(where) for where in inside]
+    for log in tmp_path.rglob("*.log"):
+        log.unlink()
+    assert topic.to_table(columns=["partition"]) == per_partition
+    assert [topic.count_rows(where) for where in inside] == counts == [topic.count_rows()] * 3
+    assert topic.scanner(columns=["topic"]).planned_bytes == 0
+    with pytest.raises(DataLoss):
+        topic.count_rows(offset == 7)
+    assert topic.count_rows(partition == 0) == 177
 
 
 def test_every_scan_of_a_dataset_has_the_same_rows(url, many):

@@ -383,7 +383,7 @@ def test_a_chunk_is_not_overwritten_while_it_is_decoded(tmp_path):
     lost = []
     reader = SplitReader(options, COLUMNS, warn=lost.append)
     buffers = [memoryview(bytearray(1 << 20)) for _ in range(2)]
-    pieces = reader._cold(split, buffers)
+    pieces = reader._cold(split, split.chunks, buffers)
     before = b""
     for number in range(keys.index(gone)):
         decoded = next(pieces)
