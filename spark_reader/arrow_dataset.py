@@ -5,7 +5,8 @@ and as a stream of record batches.
   order. It does not import pyspark.
 * A dataset is of the offsets that exist when it is made, so each scan of it sees the same rows.
   What a scan reads is planned from its columns and its filter.
-* It streams: memory is that of one Spark task, however large the topic is.
+* It streams, a few splits at once: memory is that of as many Spark tasks, and of the rows that are
+  read ahead, however large the topic is.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import json
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from operator import index
 from os import PathLike
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,14 +39,19 @@ from tierlog.spark_reader.options import (
     wants_headers,
 )
 from tierlog.spark_reader.planner import Planner
-from tierlog.spark_reader.split_reader import SplitReader
+from tierlog.spark_reader.split_reader import SplitReader, read_in_order
 from tierlog.spark_reader.splits import (
     Filters,
     OffsetRange,
-    Split,
+    SplitLimits,
     Warn,
     log_to_stderr,
 )
+
+SPLIT_BYTES: Final = 16 << 20
+"""Of a scan, unless an option says otherwise: whole ones should fit what is read ahead."""
+READAHEAD_BYTES: Final = 128 << 20
+THREADS_MAX: Final = 4  # by default
 
 Option = str | int | float | bool | datetime | PathLike[str] | Mapping[str, object]
 ColumnChoice = Sequence[str] | Mapping[str, pc.Expression] | None
@@ -56,6 +63,8 @@ def dataset(
     store: str | PathLike[str] | None = None,
     server: str | None = None,
     on_data_loss: Callable[[str], None] | None = None,
+    threads: int | None = None,
+    readahead_bytes: int = READAHEAD_BYTES,
     **options: Option | None,
 ) -> TopicDataset:
     """Topics as a `pyarrow.dataset.Dataset` over both tiers, to be scanned any number of times.
@@ -71,11 +80,22 @@ def dataset(
     paths, and None means not given. With `failOnDataLoss=False`, `on_data_loss` is called with a
     description of what is missing (default: print to standard error).
 
+    A scan reads splits of about 16 MiB in `threads` (default: the machine's cores, at most 4), and
+    its rows come in order: by partition, then by offset. While they do, about `readahead_bytes` of
+    the rows that follow are in memory.
+
     Raises InvalidOption, UnknownTopic and others now; DataLoss and CorruptDataError while reading.
     """
     parsed, schema = _parse(topics, store, server, options)
-    planner = Planner(parsed, report=lambda _: None, warn=on_data_loss or log_to_stderr)
-    return TopicDataset(parsed, schema, planner.ranges(), warn=on_data_loss or log_to_stderr)
+    if threads is None:
+        threads = min(THREADS_MAX, os.cpu_count() or 1)
+    ahead = Ahead(threads, readahead_bytes)
+    if min(ahead) < 1:
+        given = f"threads {threads}, readahead_bytes {readahead_bytes}"
+        raise InvalidOption(f"threads and readahead_bytes are at least 1: {given}")
+    warn = on_data_loss or log_to_stderr
+    ranges = Planner(parsed, report=lambda _: None, warn=warn).ranges()
+    return TopicDataset(parsed, schema, ranges, ahead=ahead, warn=warn)
 
 
 def read_arrow(
@@ -98,8 +118,16 @@ def read_arrow(
     _check_columns(wanted)
     warn = on_data_loss or log_to_stderr
     splits = Planner(parsed, report=lambda _: None, warn=warn).batch()
-    batches = _batches(SplitReader(parsed, wanted, warn=warn), splits)
+    reader = SplitReader(parsed, wanted, warn=warn)
+    batches = (batch for split in splits for batch in reader.read_split(split))
     return pa.RecordBatchReader.from_batches(_schema(wanted), batches)
+
+
+class Ahead(NamedTuple):
+    """How far a scan reads ahead of its consumer."""
+
+    threads: int
+    readahead_bytes: int
 
 
 class TopicDataset(ds.InMemoryDataset):  # type: ignore[misc]
@@ -115,33 +143,42 @@ class TopicDataset(ds.InMemoryDataset):  # type: ignore[misc]
         schema: pa.Schema,
         ranges: Sequence[OffsetRange],
         *,
+        ahead: Ahead,
         where: pc.Expression | None = None,
         warn: Warn = log_to_stderr,
     ) -> None:
         super().__init__([], schema)
-        self._options, self._ranges, self._where, self._warn = options, ranges, where, warn
+        self._options, self._ranges, self._ahead = options, ranges, ahead
+        self._where, self._warn = where, warn
 
     def __reduce__(self) -> tuple[object, ...]:
-        make = partial(TopicDataset, where=self._where, warn=self._warn)
+        make = partial(TopicDataset, ahead=self._ahead, where=self._where, warn=self._warn)
         return make, (self._options, self.schema, self._ranges)
 
     def scanner(
         self,
         columns: ColumnChoice = None,
         filter: pc.Expression | None = None,  # noqa: A002  Arrow's name
+        *,
+        use_threads: bool = True,
         **_: object,
     ) -> TopicScanner:
         """Plan a scan, whose rows are read as it is consumed, once. Arrow's other options, of batch
-        sizes and threads, change nothing: the source reads one chunk ahead.
+        sizes and how far to read ahead, change nothing: those of the dataset hold.
         """
         where, ranges, bounds = self._narrow(self._with(filter))
-        planner = Planner(self._options, report=lambda _: None, warn=self._warn)
+        limits = self._options.limits
+        if limits == SplitLimits():
+            limits = SplitLimits(split_bytes=SPLIT_BYTES)
+        options = replace(self._options, limits=limits)
+        planner = Planner(options, report=lambda _: None, warn=self._warn)
         splits = planner.splits(ranges, Filters(bounds))
         wanted = self._columns_to_read(columns, where)
         reader = SplitReader(self._options, wanted, row_filter=bounds, warn=self._warn)
         chosen = self.schema.names if columns is None else columns
         size_bytes = sum(map(reader.planned_bytes, splits))
-        batches = _batches(reader, splits)
+        ahead = self._ahead if use_threads else self._ahead._replace(threads=1)
+        batches = read_in_order(reader, splits, **ahead._asdict())
         return TopicScanner(
             _schema(wanted), batches, columns=chosen, where=where, planned_bytes=size_bytes
         )
@@ -155,7 +192,12 @@ class TopicDataset(ds.InMemoryDataset):  # type: ignore[misc]
     def filter(self, expression: pc.Expression) -> TopicDataset:
         """The same dataset, of which a scan sees the rows alone of which `expression` is true."""
         return TopicDataset(
-            self._options, self.schema, self._ranges, where=self._with(expression), warn=self._warn
+            self._options,
+            self.schema,
+            self._ranges,
+            ahead=self._ahead,
+            where=self._with(expression),
+            warn=self._warn,
         )
 
     def _with(self, expression: pc.Expression | None) -> pc.Expression | None:
@@ -247,10 +289,6 @@ class TopicScanner:
         return source.scanner(
             columns=self._columns, filter=self._where, use_threads=False
         ).to_table()
-
-
-def _batches(reader: SplitReader, splits: Iterable[Split]) -> Iterator[pa.RecordBatch]:
-    return (batch for split in splits for batch in reader.read_split(split))
 
 
 def _schema(columns: Iterable[str]) -> pa.Schema:

@@ -15,10 +15,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -55,6 +57,7 @@ TAIL_FETCH_BYTES: Final = 8 * 1024 * 1024
 TAIL_FETCH_SPARE_BYTES: Final = 64 * 1024
 COUNTED_ROWS: Final = 128 * 1024  # at a time, of counted rows
 KEPT_BUFFER_BYTES: Final = 16 * 1024 * 1024  # twice the usual size of a chunk
+KEPT_BUFFERS: Final = 8  # two of each split that is being read
 
 _COUNTED: Final = frozenset(("topic", "partition"))
 
@@ -258,6 +261,53 @@ def _counted(split: Split, columns: tuple[str, ...], rows: int) -> Iterator[pa.R
         yield whole.slice(0, rows - start)
 
 
+def read_in_order(
+    reader: SplitReader, splits: Iterable[Split], *, threads: int, readahead_bytes: int
+) -> Generator[pa.RecordBatch, None, None]:
+    """The rows of the splits, in their order, while threads read the splits that follow.
+
+    About `readahead_bytes` of rows wait to be asked for, and one record batch of each thread's.
+    """
+    at_most = readahead_bytes // threads
+    following = (_Ahead(reader.read_split(split), at_most) for split in splits)
+    with ThreadPoolExecutor(threads, thread_name_prefix="tierlog-split") as pool:
+        begun = deque((one, pool.submit(one.take)) for one in islice(following, threads))
+        try:
+            while begun:
+                first, pending = begun[0]
+                first.at_most = 0
+                while taken := pending.result():
+                    pending = pool.submit(first.take)
+                    yield from taken
+                begun.popleft()
+                if (one := next(following, None)) is not None:
+                    begun.append((one, pool.submit(one.take)))
+        finally:
+            for one, _ in begun:
+                one.at_most = 0
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+class _Ahead:
+    """A split that is read ahead of its consumer, by a call at a time. No call waits for the
+    consumer, who may be gone: it ends with `at_most` bytes taken, which may become less meanwhile.
+    """
+
+    def __init__(self, rows: Iterator[pa.RecordBatch], at_most: int) -> None:
+        self._rows, self.at_most = rows, at_most
+
+    def take(self) -> list[pa.RecordBatch]:
+        """The next record batches, at least one; empty at the split's end."""
+        taken: list[pa.RecordBatch] = []
+        size_bytes = 0
+        for batch in self._rows:
+            taken.append(batch)
+            size_bytes += batch.nbytes
+            if size_bytes > self.at_most:
+                break
+        return taken
+
+
 def one_ahead(items: Iterator[T]) -> Generator[T, None, None]:
     """The same items, while a thread produces the next one."""
     with ThreadPoolExecutor(1, thread_name_prefix="tierlog-fetch") as pool:
@@ -271,7 +321,7 @@ _END: Any = object()
 
 
 class _BufferPool:
-    """Keeps two chunk buffers for the next reader of this process. Thread-safe."""
+    """Keeps chunk buffers for the next readers of this process. Thread-safe, as lists are."""
 
     def __init__(self) -> None:
         self._kept: list[memoryview] = []
@@ -281,7 +331,9 @@ class _BufferPool:
         buffers = [self._take(size_bytes), self._take(size_bytes)]
         yield buffers
         # Not after an error or an abandoned read: the fetching thread may still use them.
-        self._kept = [buffer for buffer in buffers if len(buffer) <= KEPT_BUFFER_BYTES]
+        for buffer in buffers:
+            if len(buffer) <= KEPT_BUFFER_BYTES and len(self._kept) < KEPT_BUFFERS:
+                self._kept.append(buffer)
 
     def _take(self, size_bytes: int) -> memoryview:
         try:

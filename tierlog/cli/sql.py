@@ -126,7 +126,7 @@ def sql(
     timestampType and headers. As JSON, one line per row.
     """
     limit_bytes = _size(max_bytes)
-    given = log.given(includeHeaders="true")
+    given: dict[str, Any] = log.given(includeHeaders="true")
     with record_counter("reading") as show, closing(duckdb.connect()) as connection:
         scans = Scans(limit_bytes, show)
         try:

@@ -2,6 +2,8 @@ import pickle
 import random
 import subprocess
 import sys
+import threading
+from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from tierlog.record_format.errors import ConfigurationError, InvalidOption
 from tierlog.record_format.record_walk import I64_MAX, RowFilter
 from tierlog.spark_reader.arrow_dataset import TopicDataset, dataset, read_arrow
 from tierlog.spark_reader.filter_bounds import bounds_of, columns_of
+from tierlog.spark_reader.split_reader import read_in_order
 from tierlog.spark_reader.splits import DataLoss
 
 
@@ -405,3 +408,73 @@ def test_polars_scans_it_lazily(many, planned):
     assert planned[-1] < many.scanner().planned_bytes / 10
     assert lazy.head(3).collect().height == 3
     assert lazy.collect().height == 437
+
+
+# --- several splits at once -----------------------------------------------------------------------
+
+
+class Splits:
+    """A reader whose splits have `batches` record batches of a mebibyte; it counts those alive."""
+
+    def __init__(self, batches):
+        self._batches, self.made = batches, []
+
+    def read_split(self, split):
+        for number in range(self._batches):
+            column = pa.array(np.full(1 << 17, split * self._batches + number))
+            self.made.append(split)
+            yield pa.record_batch({"n": column})
+
+
+def test_splits_are_read_at_once_and_their_rows_come_in_order():
+    both_begun, begun = threading.Event(), set()
+
+    class Two(Splits):
+        def read_split(self, split):
+            begun.add(split)
+            if len(begun) == 2:
+                both_begun.set()
+            assert both_begun.wait(60)  # each of the first two waits for the other
+            yield from super().read_split(split)
+
+    found = read_in_order(Two(3), range(5), threads=2, readahead_bytes=64 << 20)
+    assert [batch.column(0)[0].as_py() for batch in found] == list(range(15))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_is_read_ahead_is_bounded_by_its_bytes(threads):
+    reader = Splits(40)
+    rows, given = read_in_order(reader, range(9), threads=threads, readahead_bytes=12 << 20), 0
+    for batch in rows:
+        given += 1
+        assert len(reader.made) - given <= 12 + 2 * threads
+        assert batch.num_rows == 1 << 17
+    assert given == len(reader.made) == 9 * 40
+
+
+def test_an_error_comes_after_the_rows_before_it_and_a_reader_that_is_left_reads_no_further():
+    class Broken(Splits):
+        def read_split(self, split):
+            if split == 2:
+                raise DataLoss("gone")
+            yield from super().read_split(split)
+
+    rows = read_in_order(Broken(4), range(9), threads=3, readahead_bytes=64 << 20)
+    assert [next(rows).column(0)[0].as_py() for _ in range(8)] == list(range(8))
+    with pytest.raises(DataLoss, match="gone"):
+        next(rows)
+    reader = Splits(4)
+    with closing(read_in_order(reader, range(9), threads=2, readahead_bytes=1 << 20)) as rows:
+        next(rows)
+    assert len(reader.made) <= 2 * 4
+
+
+def test_the_number_of_threads_changes_no_row(url):
+    for threads in (1, 2, 7):
+        given = {"store": url, "tier": "cold", "splitBytes": "16k"}
+        at_once = dataset("many", threads=threads, readahead_bytes=10_000, **given)
+        assert at_once.to_table() == read_arrow("many", **given).read_all()
+        assert at_once.head(5, use_threads=False)["offset"].to_pylist() == list(range(5))
+    for wrong in ({"threads": 0}, {"readahead_bytes": 0}):
+        with pytest.raises(InvalidOption, match=r"are at least 1: threads .*, readahead_bytes"):
+            dataset("many", store=url, tier="cold", **wrong)
