@@ -132,7 +132,7 @@ class DataFolder:
         except OSError as error:
             raise unusable(path, error) from error
         self.path = path
-        self._write_lock = threading.Lock()
+        self._writes, self._being_written = threading.Condition(), set[Path]()
         self._closed = False
         try:
             self.level = read_level(path)
@@ -213,18 +213,26 @@ class DataFolder:
         """Release the folder to another broker. Threads that still wait for the store can no longer
         write here.
         """
-        with self._write_lock:
+        with self._writes:
+            self._writes.wait_for(lambda: not self._being_written)
             self._closed = True
         os.close(self._lock_fd)
 
     def write(self, path: Path, content: bytes) -> None:
-        """Replace a file of the folder, durably; one at a time. Raises OSError, and ShuttingDown
-        after `close`.
+        """Replace a file of the folder, durably; one writer at a time for each. Raises OSError, and
+        ShuttingDown after `close`.
         """
-        with self._write_lock:
+        with self._writes:
+            self._writes.wait_for(lambda: path not in self._being_written)
             if self._closed:
                 raise ShuttingDown(f"data folder {self.path} was closed")
+            self._being_written.add(path)
+        try:
             write_durably(path, content)
+        finally:
+            with self._writes:
+                self._being_written.discard(path)
+                self._writes.notify_all()
 
     # --- checkpoints ------------------------------------------------------------------------------
 

@@ -81,8 +81,9 @@ class HttpPeers:
         sender: int,
         topics: Sequence[str],
         assigned: Sequence[TopicIdPartition],
+        led: Sequence[TopicIdPartition],
     ) -> LeaderReport:
-        news = {"sender": sender, "topics": topics, "assigned": assigned}
+        news = {"sender": sender, "topics": topics, "assigned": assigned, "led": led}
         return self._report("POST", f"{url}/v1/cluster/news", news)
 
     def hand_over(self, url: str, *, topic: str, partition: int, node_id: int) -> None:

@@ -88,8 +88,7 @@ def find_repeated(value: object) -> str | None:
     else:
         return None
     for part, inner in parts:
-        found = find_repeated(inner)
-        if found is not None:
+        if isinstance(inner, list) and (found := find_repeated(inner)) is not None:
             return join(part, found)
     return None
 

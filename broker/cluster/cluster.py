@@ -192,14 +192,18 @@ class Cluster:
         return found
 
     def _led_here(self) -> Report:
-        sets = self.replicas.shown_here()
-        found: dict[TopicIdPartition, LedPartition] = {}
-        for one in self._topics.partitions():
-            now, place = one.offsets(), (one.topic_id, one.number)
-            if not one.is_defunct:
-                offsets = now.leader_epoch, now.log_end_offset, one.cold_end_offset
-                found[place] = LedPartition(*offsets, *map(tuple, sets.get(place, ())[2:]))
-        return found
+        return {
+            (one.topic_id, one.number): led
+            for one in self._topics.partitions()
+            if (led := self._led(one)) is not None
+        }
+
+    def _led(self, one: Partition) -> LedPartition | None:
+        now, shown = one.offsets(), self.replicas.shown((one.topic_id, one.number))
+        if one.is_defunct:
+            return None
+        offsets = now.leader_epoch, now.log_end_offset, one.cold_end_offset
+        return LedPartition(*offsets, *map(tuple, () if shown is None else shown[2:]))
 
     def report(self) -> LeaderReport:
         return LeaderReport.of(self.members.me.node_id, self._led_here())
@@ -216,7 +220,12 @@ class Cluster:
     # --- news, and what nobody has told -----------------------------------------------------------
 
     def hear_news(
-        self, sender: int, topics: Iterable[str], assigned: Iterable[TopicIdPartition]
+        self,
+        sender: int,
+        topics: Iterable[str],
+        assigned: Iterable[TopicIdPartition],
+        *,
+        led: Iterable[TopicIdPartition],
     ) -> LeaderReport:
         """From another broker, which may have joined just now. Raises StoreUnavailable,
         CorruptDataError.
@@ -225,7 +234,7 @@ class Cluster:
         if known is None or not known.is_alive:
             self.members.refresh()
         self.topics.follow_names(topics)
-        self.replicas.look_at(list(topics), leader=sender)
+        self.replicas.look_at(led, leader=sender)
         self.settle_all(assigned)
         return self.report()
 
@@ -234,17 +243,20 @@ class Cluster:
         self.news.in_threads([partial(self._settle, place) for place in places])
 
     def _note_moved(self, partition: Partition) -> None:
-        """A replica here leads from now on, or no longer."""
+        """It is led here from now on, or no longer. It may be one of a thousand that a dead broker
+        led: nothing is done for all of them here.
+        """
         self._on_moved(partition)
-        self.news.note_own()
+        place = (partition.topic_id, partition.number)
+        self.leaders.put_led(self.members.me.node_id, place, self._led(partition))
 
     def _name_to_lead(self, node_id: int, places: Sequence[TopicIdPartition]) -> None:
         if (member := self._other(node_id)) is not None:
             self.news.tell(member, assigned=places)
 
-    def _tell_of_leaders(self, node_id: int, topics: Sequence[str]) -> None:
+    def _tell_of_leaders(self, node_id: int, led: Sequence[TopicIdPartition]) -> None:
         if (member := self._other(node_id)) is not None:
-            self.news.tell(member, topics=topics)
+            self.news.tell(member, led=led)
 
     def _other(self, node_id: int) -> Member | None:
         member = self.members.member(node_id)
@@ -261,8 +273,7 @@ class Cluster:
                     self.topics.follow_all()  # what is in it counts for topics that exist
                 partition = self._topics.settle(*place)
             if partition is not None and not before:
-                self._on_moved(partition)
-                self.news.note_own()
+                self._note_moved(partition)
         except UnknownTopicOrPartition:
             pass  # it was deleted meanwhile
         except (TierlogError, OSError) as error:
@@ -304,12 +315,12 @@ class Cluster:
 
     def _note_factors(self) -> None:
         """Of the topics whose first partition is led here, and is not being reassigned."""
-        for (topic_id, number), shown in self.replicas.shown_here().items():
-            if number > 0 or shown.adding or shown.removing:
+        for record in [topic.record for topic in self._topics]:
+            shown = self.replicas.shown((record.topic_id, 0))
+            if shown is None or shown.adding or shown.removing:
                 continue
-            with suppress(UnknownTopicOrPartition):  # deleted meanwhile
-                record = self._topics.find_by_id(topic_id).record
-                if len(shown.replicas) != record.replication_factor:
+            if len(shown.replicas) != record.replication_factor:
+                with suppress(UnknownTopicOrPartition):  # deleted meanwhile
                     self.topics.note_factor(record, len(shown.replicas))
 
     def ask_who_leads(self) -> None:

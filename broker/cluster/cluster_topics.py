@@ -281,8 +281,8 @@ class ClusterTopics:
             **place_replicas(leaders, zones, had, factor=record.replication_factor),
             **{place: tuple(replicas[place[1]]) for place in leaders if place[1] in replicas},
         }
-        by_number = {place[1]: node_ids for place, node_ids in placed.items()}
-        self._replicas.create(record, by_number, self._news.folders())
+        create = partial(self._replicas.create, record, folders=self._news.folders())
+        self._news.in_threads([partial(create, one[1], ids) for one, ids in placed.items()])
         for turn in range(record.replication_factor):  # the first leads before the others ask
             told = {place: ids[turn] for place, ids in placed.items() if turn < len(ids)}
             self._news.tell_all([record.name], placed=told)

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -53,18 +54,31 @@ class Leaders:
     """Thread-safe: reports are replaced as a whole, and lookups take no lock."""
 
     def __init__(self) -> None:
+        self._lock = threading.RLock()
         self._reports: dict[int, Report] = {}
         self._gone: dict[int, Report] = {}  # what brokers said last that are gone
 
     def put_report(self, node_id: int, report: Report) -> None:
-        self._reports = {**self._reports, node_id: report}
-        self._gone = {one: report for one, report in self._gone.items() if one != node_id}
+        with self._lock:
+            self._reports = {**self._reports, node_id: report}
+            self._gone = {one: report for one, report in self._gone.items() if one != node_id}
+
+    def put_led(self, node_id: int, place: TopicIdPartition, led: LedPartition | None) -> None:
+        """Only this has changed of what the broker leads; None: it does not lead it any more."""
+        with self._lock:
+            report = dict(self._reports.get(node_id, {}))
+            if led is None:
+                report.pop(place, None)
+            else:
+                report[place] = led
+            self.put_report(node_id, report)
 
     def keep_only(self, node_ids: Iterable[int]) -> None:
         """The other brokers are gone: what they said is good for showing alone."""
-        kept, reports = set(node_ids), self._reports
-        self._gone |= {one: report for one, report in reports.items() if one not in kept}
-        self._reports = {one: report for one, report in reports.items() if one in kept}
+        with self._lock:
+            kept, reports = set(node_ids), self._reports
+            self._gone |= {one: report for one, report in reports.items() if one not in kept}
+            self._reports = {one: report for one, report in reports.items() if one in kept}
 
     def find_leader(self, place: TopicIdPartition) -> Leader | None:
         return _newest(self._reports, place)

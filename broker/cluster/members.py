@@ -73,6 +73,7 @@ class Members:
         self._registrations = Registrations(store_status.store, pause=timing.pause)
         self._refreshing = threading.Lock()
         self._others: dict[int, Member] = {}
+        self._by_folder: dict[str, Member] = {}
         self._sightings: dict[int, Sighting] = {}
         self._readable: dict[int, Registration] = {}
         self._problems: dict[int, str] = {}
@@ -110,7 +111,8 @@ class Members:
 
     def member_of(self, folder_id: str) -> Member | None:
         """The broker of this data folder."""
-        return next((one for one in self.members() if one.folder_id == folder_id), None)
+        is_mine = self._own.registration.folder_id == folder_id
+        return self.me if is_mine else self._by_folder.get(folder_id)
 
     # --- the own place ----------------------------------------------------------------------------
 
@@ -218,6 +220,7 @@ class Members:
                 self._readable[node_id] = other
                 others[node_id] = self._look_at(other, sightings)
             self._others, self._sightings = others, sightings
+            self._by_folder = {one.folder_id: one for one in others.values()}
             self._looked_ms = self._timing.monotonic()
             self._look_again_ms = self._next_look_ms()
 

@@ -104,17 +104,21 @@ class News:
         self,
         other: Member,
         *,
-        topics: Sequence[str] = (),
         assigned: Sequence[TopicIdPartition] = (),
+        led: Sequence[TopicIdPartition] = (),
     ) -> None:
-        """These partitions were assigned to that broker, or this one leads some of these topics.
-        Returns once it has looked.
+        """These partitions were assigned to that broker; this one leads those. Returns once it has
+        looked.
         """
-        self._tell(other, topics, assigned)
+        self._tell(other, (), assigned, led)
         self.note_own()
 
     def _tell(
-        self, other: Member, topics: Sequence[str], assigned: Sequence[TopicIdPartition]
+        self,
+        other: Member,
+        topics: Sequence[str],
+        assigned: Sequence[TopicIdPartition],
+        led: Sequence[TopicIdPartition] = (),
     ) -> bool:
         news = partial(
             self._peers.send_news,
@@ -122,6 +126,7 @@ class News:
             sender=self._members.me.node_id,
             topics=topics,
             assigned=assigned,
+            led=led,
         )
         return self._speak(other, news)
 

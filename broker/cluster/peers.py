@@ -113,9 +113,11 @@ class Peers(Protocol):
         sender: int,
         topics: Sequence[str],
         assigned: Sequence[TopicIdPartition],
+        led: Sequence[TopicIdPartition],
     ) -> LeaderReport:
-        """`sender`, a node id, lives; these names have changed, and these partitions were assigned
-        to the broker there: it answers once it has looked, and claimed them.
+        """`sender`, a node id, lives, and leads the partitions in `led`; these names have changed,
+        and these partitions were assigned to the broker there: it answers once it has looked, and
+        claimed them.
         """
         ...
 

@@ -49,7 +49,7 @@ class Fetchers:
         self._lock = threading.Lock()
         self._threads: dict[int, Fetcher] = {}
         self._is_closed = False
-        self._answers = Counter[int]()  # each is counted by one thread
+        self._answers, self._bytes = Counter[int](), Counter[int]()  # each by one thread
 
     def follow(self, node_id: int) -> None:
         """There is a replica that follows this broker."""
@@ -81,9 +81,11 @@ class Fetchers:
             if (to := one.following) is not None and to.node_id == node_id
         ]
 
-    def count_answers(self) -> dict[int, int]:
-        """How often each broker that is followed has answered, by node id."""
-        return dict(self._answers)
+    def count_answers(self) -> dict[int, tuple[int, int]]:
+        """How often each broker that is followed has answered, and with how many bytes of batches,
+        by node id.
+        """
+        return {one: (count, self._bytes[one]) for one, count in self._answers.copy().items()}
 
     def exchange(self, node_id: int, *, wait_ms: int) -> bool:
         """Fetch once, append and flush; False if the next fetch may wait a little. Raises
@@ -107,6 +109,7 @@ class Fetchers:
         )
         fetched = self._peers.fetch_replicas(member.url, request)
         self._answers[node_id] += 1
+        self._bytes[node_id] += sum(one.answer.size_bytes for one in fetched)
         spoken_of = {(one.answer.topic_id, one.answer.partition) for one in fetched}
         for place, (replica, _) in asked.items():
             if place not in spoken_of:

@@ -90,7 +90,10 @@ class Leadership(NamedTuple):
     wal: str | None = None
 
     def progress_of(self, member: str) -> Progress:
-        return next((there for name, there in self.progress if name == member), NOTHING)
+        for name, there in self.progress:
+            if name == member:
+                return there
+        return NOTHING
 
     @property
     def is_claimed(self) -> bool:

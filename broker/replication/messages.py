@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Final, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -128,11 +128,5 @@ class Replicas(Protocol):
     ) -> Callable[[], None]:
         """Call back once, from any thread, when there is something to say: at once, if there is
         already. Returns how to give up waiting, which may be called at any time.
-        """
-        ...
-
-    def shown_here(self) -> Mapping[tuple[str, int], ShownSet]:
-        """The sets of all that is led here and has one, by topic id and number: not what is of
-        replication factor 1.
         """
         ...

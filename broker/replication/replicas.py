@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Final
@@ -59,7 +59,7 @@ TIDY_INTERVAL_MS: Final = 30_000
 
 class Replicas:
     """Thread-safe. `on_moved`: a partition is led here from now on, or no longer; `name` has
-    another broker lead partitions that nobody leads; `tell`: this one leads some of these topics.
+    another broker lead partitions that nobody leads; `tell`: this one leads those now.
     `threads` are shut down by `stop`; `start_fetching` has a thread fetch from another broker.
     """
 
@@ -76,7 +76,7 @@ class Replicas:
         on_moved: Callable[[Partition], None],
         gone: Callable[[TopicRecord, int], TierlogError],
         name: Callable[[int, Sequence[TopicIdPartition]], None],
-        tell: Callable[[int, Sequence[str]], None],
+        tell: Callable[[int, Sequence[TopicIdPartition]], None],
         timing: Timing,
         threads: Executor,
         start_fetching: Callable[[Fetcher], None] = Fetcher.start,
@@ -92,6 +92,7 @@ class Replicas:
         self._threads = threads
         self._tidy_again_ms = NEVER_MS
         self._to_tell: list[Replica] = []  # led here since the others were told
+        self._is_telling = False
         self._is_closed = False
         answers = FetchAnswers(self._replicas)
         self.answer_fetch, self.wait_for_news = answers.answer_fetch, answers.wait_for_news
@@ -229,25 +230,29 @@ class Replicas:
             return known or self._open(record, place, at_start=False)
 
     def create(
-        self, record: TopicRecord, replicas: Mapping[int, Sequence[int]], folders: Mapping[int, str]
+        self,
+        record: TopicRecord,
+        number: int,
+        node_ids: Sequence[int],
+        *,
+        folders: Mapping[int, str],
     ) -> None:
-        """Write the first version of the sets of new partitions, by number: all are in sync, since
-        all are empty; nobody leads. Raises StoreUnavailable, OutcomeUnknownError.
+        """Write the first version of a new partition's set: all are in sync, since all are empty;
+        nobody leads. Raises StoreUnavailable, OutcomeUnknownError.
         """
-        for number, node_ids in replicas.items():
-            first = ReplicaSet(
-                topic_id=record.topic_id,
-                partition=number,
-                version=1,
-                leader_epoch=0,
-                leader=None,
-                replicas=tuple(node_ids),
-                in_sync=tuple(
-                    sorted(f"{folders[one]}.{election.FIRST_GENERATION}" for one in node_ids)
-                ),
-                nonce=random_name(),
-            )
-            self._sets_of(record, number).create_version(first)
+        first = ReplicaSet(
+            topic_id=record.topic_id,
+            partition=number,
+            version=1,
+            leader_epoch=0,
+            leader=None,
+            replicas=tuple(node_ids),
+            in_sync=tuple(
+                sorted(f"{folders[one]}.{election.FIRST_GENERATION}" for one in node_ids)
+            ),
+            nonce=random_name(),
+        )
+        self._sets_of(record, number).create_version(first)
 
     def has_set(self, record: TopicRecord, number: int) -> bool:
         """Raises StoreUnavailable."""
@@ -264,12 +269,14 @@ class Replicas:
         found = self._sets_of(record, number).load_newest().found
         return found is not None and node_id in (*found.replicas, *found.target)
 
-    def look_at(self, topics: Sequence[str], *, leader: int) -> None:
-        """That broker leads some of these topics' partitions: look at those that follow another."""
-        for replica in list(self._replicas.values()) if topics else ():
+    def look_at(self, places: Iterable[TopicIdPartition], *, leader: int) -> None:
+        """That broker leads these partitions: look at those that follow another."""
+        for place in places:
+            if (replica := self._replicas.get(place)) is None:
+                continue
             to = replica.following
             follows = to is not None and to.node_id == leader and not replica.refused
-            if replica.topic in topics and replica.partition is None and not follows:
+            if replica.partition is None and not follows:
                 self._work(replica, partial(self.elections.look, replica))
 
     def look_if_replaced(self, epoch_of: Callable[[TopicIdPartition], int]) -> None:
@@ -398,16 +405,22 @@ class Replicas:
         next call, so that a broker that comes to lead a thousand partitions makes few.
         """
         with self._lock:
-            is_first = not self._to_tell
             self._to_tell.append(replica)
-            if is_first and not self._is_closed:
-                self._threads.submit(self._tell_all)
+            if self._is_telling or self._is_closed:
+                return
+            self._is_telling = True
+            self._threads.submit(self._tell_all)
 
     def _tell_all(self) -> None:
+        while told := self._next_to_tell():
+            for node_id in sorted({one for replica in told for one in replica.node_ids}):
+                self._tell(node_id, [one.place for one in told if node_id in one.node_ids])
+
+    def _next_to_tell(self) -> list[Replica]:
         with self._lock:
             told, self._to_tell = self._to_tell, []
-        for node_id in {one for replica in told for one in replica.node_ids}:
-            self._tell(node_id, sorted({one.topic for one in told if node_id in one.node_ids}))
+            self._is_telling = bool(told)
+            return told
 
     def _hand_over_to_any(self, replica: Replica, node_ids: Sequence[int]) -> None:
         self.moves.hand_over_to_any(replica, node_ids)
@@ -430,13 +443,10 @@ class Replicas:
 
     # --- what is shown ----------------------------------------------------------------------------
 
-    def shown_here(self) -> dict[TopicIdPartition, ShownSet]:
-        """The sets of all that is led here."""
-        return {
-            place: found
-            for place, replica in list(self._replicas.items())
-            if (found := shown_of(replica, self._members)) is not None
-        }
+    def shown(self, place: TopicIdPartition) -> ShownSet | None:
+        """The set of a partition that is led here, and has one."""
+        replica = self._replicas.get(place)
+        return None if replica is None else shown_of(replica, self._members)
 
     def max_lag(self, log_end_of: Callable[[TopicIdPartition], int | None]) -> int:
         """By how many offsets the replica here that is furthest behind is behind its leader, by
@@ -454,7 +464,7 @@ class Replicas:
         led = [one.newest for one in list(self._replicas.values()) if one.term is not None]
         return sum(bool(one and one.found and one.found.target) for one in led)
 
-    def count_fetches(self) -> dict[int, int]:
+    def count_fetches(self) -> dict[int, tuple[int, int]]:
         """As `Fetchers.count_answers`."""
         return self._fetchers.count_answers()
 

@@ -112,13 +112,15 @@ class Term:
         """What a replica says when it fetches; the number of the answer that it is given."""
         now_ms, log_end = self._monotonic(), self.log.log_end_offset
         with self._lock:
-            self._seen = max(self._seen, fetch.seen)
-            self._lead = in_sync.note_fetch(self._lead, fetch, diverges=diverges)
+            self._seen, before = max(self._seen, fetch.seen), self._lead
+            self._lead = in_sync.note_fetch(before, fetch, diverges=diverges)
+            is_news = self._lead is not before
             if fetch.epoch == self.epoch and not diverges:
                 self._heard[fetch.replica_id] = self._hear(fetch, now_ms, log_end)
             self._answers += 1
             number = self._answers
-        self._commit()
+        if is_news:
+            self._commit()
         return number
 
     def _hear(self, fetch: Fetch, now_ms: int, log_end: int) -> _Heard:
@@ -140,7 +142,8 @@ class Term:
         return starts != (before or starts) or self._is_waited_for(replica_id)
 
     def _is_waited_for(self, replica_id: str) -> bool:
-        return self._lead.progress_of(replica_id).answered < self._wanted
+        wanted = self._wanted
+        return wanted > 0 and self._lead.progress_of(replica_id).answered < wanted
 
     def _commit(self) -> None:
         with self._lock:

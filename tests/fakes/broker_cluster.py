@@ -50,8 +50,9 @@ class DirectPeers:
         sender: int,
         topics: Sequence[str],
         assigned: Sequence[tuple[str, int]],
+        led: Sequence[tuple[str, int]],
     ) -> LeaderReport:
-        return self.cluster(url).hear_news(sender, topics, assigned)
+        return self.cluster(url).hear_news(sender, topics, assigned, led=led)
 
     def hand_over(self, url: str, *, topic: str, partition: int, node_id: int) -> None:
         self.cluster(url).move(topic, partition, node_id=node_id)

@@ -137,7 +137,7 @@ class World:
         replicas = self.random.sample(range(self.count), factor)
         first = self.nodes[0]
         assert first is not None
-        first.replicas.create(self.record, {0: replicas}, self.folder_ids)
+        first.replicas.create(self.record, 0, replicas, folders=self.folder_ids)
         for number in replicas:
             self.nodes[number].replicas.settle(self.place)  # type: ignore[union-attr]
         self.is_quiet = False
@@ -316,7 +316,7 @@ class World:
         self.hear_report(node, other)
 
     def hear_report(self, node: Node, other: Node) -> None:
-        shown = other.replicas.shown_here().get(self.place)
+        shown = other.replicas.shown(self.place)
         if shown is None:
             return
         node.replicas.look_if_replaced(lambda _: shown.leader_epoch)
@@ -333,9 +333,9 @@ class World:
     def send_name(self, node: Node, number: int, places: Sequence[TopicIdPartition]) -> None:
         self._send(node, number, lambda to: [to.replicas.settle(place) for place in places])
 
-    def send_leads(self, node: Node, number: int, topics: Sequence[str]) -> None:
+    def send_leads(self, node: Node, number: int, led: Sequence[TopicIdPartition]) -> None:
         sender = node.number
-        self._send(node, number, lambda to: to.replicas.look_at(topics, leader=sender))
+        self._send(node, number, lambda to: to.replicas.look_at(led, leader=sender))
 
     def _send(self, node: Node, number: int, call: Callable[[Node], object]) -> None:
         if number != node.number and (node.number, number) not in self.cut:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -43,12 +44,13 @@ if TYPE_CHECKING:
 
 class News(msgspec.Struct, forbid_unknown_fields=True):
     """`sender`: the node id of who sends it; `topics`: names that have changed; `assigned`: topic
-    id and number of each partition.
+    id and number of each partition, as in `led`: those that the sender has come to lead.
     """
 
     sender: int
     topics: list[str] = []
     assigned: list[tuple[str, int]] = []
+    led: list[tuple[str, int]] = []
 
 
 class Markers(msgspec.Struct, forbid_unknown_fields=True):
@@ -108,7 +110,8 @@ async def get_leaders(context: TheContext) -> Response:
 
 async def hear_news(context: TheContext, body: Annotated[News, body_as(News)]) -> Response:
     cluster = _cluster_of(context)
-    report = await context.write_cold(cluster.hear_news, body.sender, body.topics, body.assigned)
+    hear = partial(cluster.hear_news, led=body.led)
+    report = await context.write_cold(hear, body.sender, body.topics, body.assigned)
     return JsonResponse(report)
 
 

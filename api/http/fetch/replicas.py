@@ -65,7 +65,7 @@ async def _wait(
                 await poll.wait(())
             finally:
                 cancel()
-            if poll.cancelled:
+            if poll.cancelled or poll.over:  # what came in this moment is for the next fetch
                 break
             await context.access.recheck(exchange)
             found = await context.read(_answer, replicas, request)

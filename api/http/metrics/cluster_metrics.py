@@ -73,10 +73,11 @@ class ClusterMetrics(Collector):
         ):
             yield counter(name, {(): value})
         yield histogram("tierlog_leader_election_seconds", {(): counts.elections.snapshot()})
-        fetches: dict[tuple[str, ...], float] = {
-            (str(node_id),): count for node_id, count in replicas.count_fetches().items()
-        }
-        yield counter("tierlog_replica_fetches_total", fetches)
+        counted = replicas.count_fetches().items()
+        for index, name in enumerate(
+            ("tierlog_replica_fetches_total", "tierlog_replication_bytes_in_total")
+        ):
+            yield counter(name, {(str(node_id),): each[index] for node_id, each in counted})
 
     def _log_end_of(self, place: TopicIdPartition) -> int | None:
         leader = self._cluster.leaders.find_leader(place)

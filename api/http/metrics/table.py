@@ -277,6 +277,13 @@ METRICS: Final = (
         in_cluster=True,
     ),
     Metric(
+        "tierlog_replication_bytes_in_total",
+        "counter",
+        "Bytes of record batches that those answers had (Kafka's ReplicationBytesInPerSec)",
+        ("leader",),
+        in_cluster=True,
+    ),
+    Metric(
         "tierlog_preferred_replica_imbalance_count",
         "gauge",
         "Partitions that a balance would move to another broker (Kafka's "

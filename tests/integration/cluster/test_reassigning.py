@@ -58,7 +58,7 @@ def set_of(cluster: BrokerCluster) -> ShownSet:
     """By its leader."""
     until(lambda: is_led(cluster, "flights", 0), patience_s=30)
     leader = cluster.leader("flights", 0)
-    return cluster_of(leader).replicas.shown_here()[place_of(cluster)]
+    return cluster_of(leader).replicas.shown(place_of(cluster))
 
 
 def is_settled(cluster: BrokerCluster, replicas: list[int]) -> bool:
@@ -115,7 +115,7 @@ def test_the_topic_has_as_many_replicas_as_its_first_partition_and_new_ones_get_
     first.alter_topic("flights", partitions=2)
     until(lambda: is_led(cluster, "flights", 1), patience_s=30)
     leader = cluster.leader("flights", 1)
-    found = cluster_of(leader).replicas.shown_here()[place_of(cluster)[0], 1]
+    found = cluster_of(leader).replicas.shown((place_of(cluster)[0], 1))
     assert len(found.replicas) == 3
     cluster_of(first).moves.set_draining(3, draining=True)
     cluster.lose(cluster.running[2])

@@ -21,7 +21,6 @@ from tierlog.broker.replication.messages import (
     PartitionAnswer,
     PartitionFetch,
     ReplicaFetch,
-    ShownSet,
 )
 from tierlog.host.file_slice import FileSlice, OpenFile
 from tierlog.object_store.open import open_store
@@ -66,9 +65,6 @@ class FakeReplicas:
     ) -> Callable[[], None]:
         self.waiting.append(callback)
         return lambda: self.waiting.remove(callback)
-
-    def shown_here(self) -> dict[tuple[str, int], ShownSet]:
-        return {}
 
 
 def answer_of(topic_id: str = "a", partition: int = 0, *, size_bytes: int = 0) -> PartitionAnswer:

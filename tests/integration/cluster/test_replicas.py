@@ -52,7 +52,7 @@ def log_files(broker: Broker, topic: str, number: int) -> dict[str, bytes]:
 def in_sync(cluster: BrokerCluster, topic: str, number: int) -> list[int]:
     leader = cluster.leader(topic, number)
     place = (leader.topic(topic).record.topic_id, number)
-    return cluster_of(leader).replicas.shown_here()[place].in_sync
+    return cluster_of(leader).replicas.shown(place).in_sync
 
 
 def is_led(cluster: BrokerCluster, topic: str, number: int) -> bool:
@@ -104,7 +104,7 @@ def test_a_dead_member_that_has_to_stay_is_not_shown_as_in_sync(cluster: BrokerC
     until(lambda: in_sync(cluster, "flights", 0) == [me], patience_s=30)
     count = cluster_of(leader).sets.count_short
     until(lambda: count(leader.topics()) == Short(under_replicated=1, under_min_isr=1))
-    shown = cluster_of(leader).replicas.shown_here()[place]
+    shown = cluster_of(leader).replicas.shown(place)
     assert len(shown.replicas) == 3
     with pytest.raises(NotEnoughReplicas):
         append(cluster.partition("flights", 0), b"refused")
@@ -296,7 +296,7 @@ def test_the_preferred_replica_leads_again_once_it_is_in_sync(cluster: BrokerClu
     created(cluster)
     leader = cluster.leader("flights", 0)
     place = (leader.topic("flights").record.topic_id, 0)
-    preferred = cluster_of(leader).replicas.shown_here()[place].replicas[0]
+    preferred = cluster_of(leader).replicas.shown(place).replicas[0]
     cluster_of(leader).move("flights", 0, node_id=(preferred + 1) % 3)
     until(lambda: is_led(cluster, "flights", 0))
     other = cluster.leader("flights", 0)
