@@ -5,8 +5,9 @@ about each of its replicas. What is right is decided by `election` and `in_sync`
 * A version that was sent is sent again, with the same bytes, until its number is taken (R2); a look
   at the bucket that does not find it decides nothing.
 * A claim of a former life that is found in force is followed by another one (R9).
-* A member that may claim waits for those that are preferred, by its place among the replicas:
-  otherwise all would claim at once, and all but one be refused.
+* A member that may claim waits for whom a leader that resigned has chosen, and for those that are
+  preferred, by its place among the replicas: otherwise all would claim at once, and all but one be
+  refused.
 """
 
 from __future__ import annotations
@@ -235,22 +236,29 @@ class Elections:
         if self._members.me.node_id not in in_force.replicas:
             self._remove(replica)
         elif in_force.leader is None:
-            self._claim_in_turn(replica, is_named=is_named)
+            replica.stop_following()
+            self._claim_in_turn(replica, in_force, is_named=is_named)
         elif in_force.leader == replica.kept.replica_id:
             self.claim(replica, is_leader_dead=False)
         elif not self._follow_leader(replica, in_force):  # or its broker is not known yet
-            self._claim_in_turn(replica, after_ms=self._settings.session_timeout_ms)
+            self._claim_in_turn(replica, in_force)
 
     def _claim_in_turn(
-        self, replica: Replica, *, is_named: bool = False, after_ms: int = 0
+        self, replica: Replica, in_force: InForce, *, is_named: bool = False
     ) -> None:
+        if in_force.leader is not None:  # its broker may be back
+            after_ms = self._settings.session_timeout_ms
+        else:  # whoever resigned may have chosen another, and is telling it
+            after_ms = TURN_MS if in_force.epoch else 0
         now_ms = self._monotonic()
         if replica.leaderless is None or replica.leaderless.version != replica.newest_version:
             replica.leaderless = Leaderless(replica.newest_version, now_ms)
-        waited_ms = now_ms - replica.leaderless.since_ms
-        is_turn = waited_ms >= after_ms + self._turn_ms(replica)
-        if is_named or (is_turn and now_ms >= replica.yields_until_ms):
-            self.claim(replica, is_leader_dead=after_ms > 0)
+        turn_ms = replica.leaderless.since_ms + after_ms + self._turn_ms(replica)
+        turn_ms = max(turn_ms, replica.yields_until_ms)
+        if is_named or now_ms >= turn_ms:
+            self.claim(replica, is_leader_dead=in_force.leader is not None)
+        else:
+            replica.look_again_ms = min(replica.look_again_ms, turn_ms)
 
     def _follow_leader(self, replica: Replica, in_force: InForce) -> bool:
         """False if its broker is not known any more. One that is dead is followed too: only the

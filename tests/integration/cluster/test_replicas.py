@@ -5,20 +5,24 @@ The brokers are in one process: a dead one is one that nobody reaches, and that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.fakes.broker_cluster import BrokerCluster, cluster_of, node_id_of
-from tests.fakes.faulty_object_store import FailsAfter
+from tests.fakes.faulty_object_store import FailsAfter, FaultyObjectStore
 from tests.fakes.records import iter_records
 from tests.fakes.waiting import until
 from tests.integration.cluster.test_moving import append, produced, values_of
 from tierlog.broker.broker import Broker
+from tierlog.broker.cluster.peers import LeaderReport
 from tierlog.broker.cluster.shown_sets import Short
 from tierlog.broker.partition import Partition
+from tierlog.broker.replication.elections import LOOK_PACE_MS, TURN_MS
 from tierlog.host.clock import wall_clock_ms
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.object_store.open import open_store
@@ -310,10 +314,51 @@ def test_the_preferred_replica_leads_again_once_it_is_in_sync(cluster: BrokerClu
     until(is_preferred, patience_s=30)
 
 
+def test_a_hand_over_leaves_its_target_the_time_to_claim_before_the_preferred_replica(
+    cluster: BrokerCluster,
+) -> None:
+    created(cluster)
+    first = cluster.leader("flights", 0)
+    place = (first.topic("flights").record.topic_id, 0)
+    preferred, *others = cluster_of(first).replicas.shown_here()[place].replicas
+    if node_id_of(first) == preferred:
+        cluster.lose(first)
+        until(lambda: is_led(cluster, "flights", 0))
+        cluster.find(first)
+        until(lambda: is_led(cluster, "flights", 0) and in_sync(cluster, "flights", 0) == [0, 1, 2])
+        first = cluster.leader("flights", 0)
+    (target,) = [one for one in others if one != node_id_of(first)]
+    (waits,) = [one for one in cluster.running if node_id_of(one) == preferred]
+    until_it_may_look(cluster.stores[waits.folder.path.name])
+    tell = cluster.peers.send_news
+
+    def tell_late(url: str, *, assigned: Sequence[tuple[str, int]], **news: Any) -> LeaderReport:
+        if place in assigned:
+            with suppress(AssertionError):
+                until(lambda: leads(cluster) == preferred, patience_s=TURN_MS / 2000)
+        return tell(url, assigned=assigned, **news)
+
+    cluster.peers.send_news = tell_late  # type: ignore[method-assign]
+    cluster_of(first).move("flights", 0, node_id=target)
+    until(lambda: leads(cluster) is not None)
+    assert leads(cluster) == target
+
+
+def until_it_may_look(store: FaultyObjectStore) -> None:
+    """At the set at once, since it has not for so long."""
+    looked_s = [time.monotonic()]
+
+    def note(_call: str, key: str) -> None:
+        if "/replicas/" in key:
+            looked_s.append(time.monotonic())
+
+    store.before_call = note
+    until(lambda: time.monotonic() - looked_s[-1] > LOOK_PACE_MS / 1000)
+
+
 def leads(cluster: BrokerCluster) -> int | None:
-    if not is_led(cluster, "flights", 0):
-        return None
-    return node_id_of(cluster.leader("flights", 0))
+    found = [one for one in cluster.running if 0 in one.topic("flights").partitions]
+    return node_id_of(found[0]) if len(found) == 1 else None
 
 
 def test_a_compacted_topic_keeps_its_newest_values_whoever_leads(cluster: BrokerCluster) -> None:
