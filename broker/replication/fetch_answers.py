@@ -4,6 +4,7 @@
   a segment.
 * What a replica says in its fetch counts before it is answered (`Term.note_fetch`); under another
   epoch it is only told so, and counts for what it has seen.
+* A watermark alone answers no fetch that waits, or each record would cost two (KAFKA-9731).
 * Where its log parts from the leader's it is told by epochs, and nothing is sent (KIP-595).
 """
 
@@ -50,6 +51,8 @@ class FetchAnswers:
             if answered is not None:
                 left = max(0, left - answered.answer.size_bytes)
                 answers.append(answered)
+        if request.wait_ms and all(one.may_wait for one in answers):
+            return []
         return answers
 
     def _answer(self, one: PartitionFetch, node_id: int, left: int) -> Answered | None:
@@ -104,7 +107,10 @@ class FetchAnswers:
             return Answered(replace(now, error=OUT_OF_RANGE))
         if one.end_offset >= term.log.log_end_offset:
             starts = (now.log_start_offset, now.local_log_start_offset)
-            return Answered(now) if term.tells(one.replica_id, starts) else None
+            if term.tells(one.replica_id, starts):
+                return Answered(now)
+            is_behind = one.high_watermark < min(now.high_watermark, one.flushed_end)
+            return Answered(now, may_wait=True) if is_behind else None
         if left <= 0:
             return None  # another partition has taken what the follower has room for
         try:

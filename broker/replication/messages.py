@@ -31,7 +31,8 @@ class PartitionFetch(
 ):
     """One partition. `seen`: the highest leader epoch that the follower knows of; `last_epoch` and
     `end_offset`: where its log ends; `flushed_end`: up to where it is on the medium; `answered`:
-    the number of the last answer that it took in, or 0.
+    the number of the last answer that it took in, or 0; `high_watermark`: below it all is known
+    to be committed.
     """
 
     topic_id: Name
@@ -44,11 +45,13 @@ class PartitionFetch(
     flushed_end: Count
     log_start_offset: Count
     answered: Count
+    high_watermark: Count
     max_bytes: Count
 
 
 class ReplicaFetch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`wait_ms`: how long the leader may wait for something to say; `max_bytes`: of all batches
+    """`wait_ms`: how long the leader may wait for something to say, other than a watermark, which
+    is told along, or once nothing is waited for; `max_bytes`: of all batches
     together. A row whose first batch is larger than what is left of them has that batch alone, and
     no row after it has any: more is refused.
     """
@@ -82,10 +85,13 @@ class PartitionAnswer(
 
 
 class Answered(NamedTuple):
-    """What a leader has to say of a partition; whoever is given it closes the slices."""
+    """What a leader has to say of a partition; whoever is given it closes the slices. `may_wait`:
+    for something else to be said.
+    """
 
     answer: PartitionAnswer
     slices: Sequence[FileSlice] = ()
+    may_wait: bool = False
 
 
 class Fetched(NamedTuple):

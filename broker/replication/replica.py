@@ -169,6 +169,7 @@ class Replica:
                 flushed_end=self.log.flushed_end,
                 log_start_offset=self.log.log_start_offset,
                 answered=self._answered,
+                high_watermark=self.log.high_watermark,
                 max_bytes=max_bytes,
             )
 

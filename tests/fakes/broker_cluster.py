@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from tests.fakes.faulty_object_store import FaultyObjectStore
 from tierlog.broker.broker import Broker
 from tierlog.broker.cluster.cluster import Cluster
@@ -73,7 +75,7 @@ class DirectPeers:
             news.wait(request.wait_ms / 1000)
             cancel()
             self.cluster(url)
-            found = replicas.answer_fetch(request)
+            found = replicas.answer_fetch(replace(request, wait_ms=0))
         return [_received(one) for one in found]
 
     def take_part(self, url: str, part: TransactionPart) -> str:

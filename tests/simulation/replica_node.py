@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from tierlog.broker.background.janitor import Janitor
 from tierlog.broker.background.task_failures import TaskFailures
 from tierlog.broker.bucket import Bucket
@@ -320,8 +322,8 @@ class Node:
         return replica is not None and replica.stepping.locked()
 
     def answer(self, request: ReplicaFetch) -> list[Fetched]:
-        found = []
-        for one in self.replicas.answer_fetch(request):
+        found, at_once = [], self.replicas.answer_fetch(request)
+        for one in at_once or self.replicas.answer_fetch(replace(request, wait_ms=0)):
             body = b"".join(piece.read() for piece in one.slices)
             close_all(one.slices)
             found.append(Fetched(one.answer, memoryview(body)))

@@ -29,7 +29,7 @@ CAUGHT_BY = {
     "acknowledgements of an earlier epoch count": 3,
     "an append is answered once the leader has flushed it": 2,
     "a replica joins that lacks what the leader began with": 1,
-    "a replica joins that lacks a trim": 35,
+    "a replica joins that lacks a trim": 54,
     "the set shrinks below the minimum": 3,
     "a trim is answered when the leader made it": 3,
     "whoever is not in the set claims too": 3,

@@ -5,7 +5,7 @@
     | batches | of each row with a `size_bytes`, in the order of the rows          |
 
 * A long poll, as `POST /v1/fetch`: a fetch that waits is an entry with the replicas, and a timer.
-  The empty head is the answer when the time is over.
+  When the time is over the answer has the watermarks that the follower lacks, or an empty head.
 * Batches are sent from the log's files. No answer is held in memory.
 * It is for this broker alone: a follower asks again where the leader is.
 """
@@ -18,6 +18,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from tierlog.api.http.context import Context
 from tierlog.api.http.control_routes import json_body
@@ -68,7 +69,8 @@ async def _wait(
             if poll.cancelled or poll.over:  # what came in this moment is for the next fetch
                 break
             await context.access.recheck(exchange)
-            found = await context.read(_answer, replicas, request)
+            asked = replace(request, wait_ms=0) if poll.over else request
+            found = await context.read(_answer, replicas, asked)
     return found
 
 

@@ -101,6 +101,7 @@ def fetch_of(
                 flushed_end=0,
                 log_start_offset=0,
                 answered=0,
+                high_watermark=0,
                 max_bytes=max_bytes,
             )
             for topic_id, partition, end_offset in places
@@ -163,6 +164,7 @@ def test_a_fetch_waits_for_news_and_no_longer_than_it_says(
     assert replicas.waiting == []
     end = len(BATCH)
     assert peers.fetch_replicas(url, fetch_of(("a", 0, end), wait_ms=50)) == []
+    assert [one.wait_ms for one in replicas.asked[-2:]] == [50, 0], "it hears of a watermark then"
     assert replicas.waiting == []
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.fakes.broker_cluster import BrokerCluster, cluster_of, node_id_of
 from tests.fakes.faulty_object_store import FailsAfter, FaultyObjectStore
@@ -23,6 +24,7 @@ from tierlog.broker.cluster.peers import LeaderReport
 from tierlog.broker.cluster.shown_sets import Short
 from tierlog.broker.partition import Partition
 from tierlog.broker.replication.elections import LOOK_PACE_MS, TURN_MS
+from tierlog.broker.replication.messages import Fetched, ReplicaFetch
 from tierlog.host.clock import wall_clock_ms
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.object_store.open import open_store
@@ -280,6 +282,30 @@ def test_other_brokers_get_the_replicas_and_the_old_ones_give_them_up(
     assert in_sync(cluster, "flights", 0) == sorted([other, kept])
     appended(cluster, range(5, 8))
     assert values(cluster) == list(range(8))
+
+
+def test_followers_hear_that_the_last_record_is_committed_without_another_one(
+    cluster: BrokerCluster,
+) -> None:
+    created(cluster)
+    leader = cluster_of(cluster.leader("flights", 0))
+    followers = [one for one in map(cluster_of, cluster.running) if one is not leader]
+    fetch, asked = cluster.peers.fetch_replicas, list[ReplicaFetch]()
+
+    def fetch_and_note(url: str, request: ReplicaFetch) -> list[Fetched]:
+        asked.append(request)
+        return fetch(url, request)
+
+    cluster.peers.fetch_replicas = fetch_and_note  # type: ignore[method-assign]
+    appended(cluster, range(3))
+    found = [one for follower in followers for one in follower.replicas.not_led()]
+    until(lambda: [one.high_watermark for one in found] == [3, 3])
+    until(lambda: asked[-1].partitions[0].high_watermark == 3)
+    behind = replace(asked[-1].partitions[0], high_watermark=2)
+    request = replace(asked[-1], partitions=[behind])
+    assert leader.replicas.answer_fetch(request) == [], "it waits: there may be a record"
+    (told,) = leader.replicas.answer_fetch(replace(request, wait_ms=0))
+    assert told.answer.high_watermark == 3
 
 
 def test_a_claim_without_an_answer_is_repeated_and_is_one_claim(cluster: BrokerCluster) -> None:
