@@ -25,13 +25,11 @@ from tierlog.hot_tier.roll import roll
 
 class ReplicaRead(NamedTuple):
     """Whole batches of one segment, for a follower. It rolls at `segment_base_offset` first, also
-    if there are none: then the log goes on there. `next_segment_base`: where the next segment
-    begins, if these batches are the last of theirs.
+    if there are none: then the log goes on there.
     """
 
     slices: tuple[FileSlice, ...]
     segment_base_offset: int
-    next_segment_base: int | None
 
     def close(self) -> None:
         close_all(self.slices)
@@ -125,14 +123,10 @@ def _read(state: LogState, offset: int, *, max_bytes: int, wait: Wait) -> Replic
         raise state.offsets.trimmed(f"offset {offset} is below the first local segment")
     if offset > end_offset:
         raise state.offsets.past_end(f"offset {offset} is above the log end {end_offset}")
-    bases = (*segments.bases, None)
-    for at in range(number, len(segments.items)):
-        segment = segments.items[at]
+    for segment in segments.items[number:]:
         found = slice_of_segment(
             state, segment, offset, max_bytes=max_bytes, end_offset=end_offset, wait=wait
         )
         if found is not None:
-            piece, next_offset = found
-            is_last = next_offset >= segment.end.next_offset
-            return ReplicaRead((piece,), segment.base_offset, bases[at + 1] if is_last else None)
-    return ReplicaRead((), segments.bases[-1], None)
+            return ReplicaRead((found[0],), segment.base_offset)
+    return ReplicaRead((), segments.bases[-1])
