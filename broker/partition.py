@@ -248,6 +248,15 @@ class Partition:
         if self.term is not None and not self.term.is_settled:
             raise WatermarkUnknown(f"{self}: its new leader does not know its end yet")
 
+    def confirm_end(self, wait: Wait) -> None:
+        """Returns once nothing is committed above the high watermark, as of now: whoever reads
+        there may have heard of it from the next leader. Raises WatermarkUnknown, LeaderUnknown.
+        """
+        self.check_end_known()
+        if self.term is not None:
+            wait.before("its replicas say whether it still leads")
+            self.term.confirm().result()
+
     def confirm_leads(self) -> Future[None]:
         """Completes once it is known that nobody else led when this was called, and that all is
         known that was committed before (H8); at once without replicas. Fails with LeaderUnknown.

@@ -83,8 +83,8 @@ class Served(Protocol):
 
     def check_exists(self) -> None: ...
     def check_leadership(self) -> None: ...
-    def check_end_known(self) -> None:
-        """Raises what says that the log may end above its high watermark."""
+    def confirm_end(self, wait: Wait) -> None:
+        """Raises what says that the log may end above its high watermark, or WouldBlock."""
         ...
 
 
@@ -179,10 +179,11 @@ class TieredReads:
         self, offset: int, now: Offsets, *, max_bytes: int, committed: bool, wait: Wait
     ) -> Fetched:
         self._served.check_leadership()
+        if offset > now.high_watermark:
+            self._served.confirm_end(wait)
+            now = self._log.offsets
         generation = self._local_generation() if committed else None
         end_offset = now.last_stable_offset if committed else now.high_watermark
-        if offset > now.high_watermark:
-            self._served.check_end_known()
         _check_range(offset, now)
         slices, next_offset, tier, hot_offset = self._read_tiers(
             now, offset=offset, end_offset=end_offset, max_bytes=max_bytes, wait=wait

@@ -256,7 +256,7 @@ async def _planned(
 ) -> PlannedOffset:
     partition = topic.partition(number)
     offset = await resolve(context, partition, position, committed=False)
-    check_within(partition, offset)
+    await check_within(partition, offset)
     now = partition.offsets()
     return PlannedOffset(
         partition=number,

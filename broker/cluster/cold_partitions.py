@@ -190,7 +190,7 @@ class ColdPartition:
     def __str__(self) -> str:
         return f"{self.topic}-{self.number}"
 
-    def check_end_known(self) -> None:
+    def confirm_end(self, wait: Wait) -> None:
         """What is above the end that is known is refused before it is read."""
 
     def check_leadership(self) -> None:

@@ -248,7 +248,7 @@ async def _read_one(
     partition, position = fetch.partition, fetch.position
     try:
         if bytes_left <= 0:
-            return _unread(fetch, committed=query.committed)
+            return await _unread(fetch, committed=query.committed)
         if store_error is not None and _needs_store(fetch):
             raise store_error
         _, offset, fetched = await read_again(context, partition, position, fetch.offset, query)
@@ -257,14 +257,14 @@ async def _read_one(
     return fetch._replace(offset=offset, fetched=fetched, page_bytes=page_bytes)
 
 
-def _unread(fetch: PartitionFetch, *, committed: bool) -> PartitionFetch:
+async def _unread(fetch: PartitionFetch, *, committed: bool) -> PartitionFetch:
     """Nothing is left of the request's `max_bytes`: only the offsets, without disk or store. Raises
     what `check_within` does.
     """
     partition, offset = fetch.partition, fetch.offset
     if fetch.position.offset < 0:  # it may have been trimmed meanwhile
         offset = max(offset, partition.offsets().log_start_offset)
-    check_within(partition, offset)
+    await check_within(partition, offset)
     fetched = nothing_at(offset, partition.offsets(), committed=committed)
     return fetch._replace(offset=offset, fetched=fetched)
 

@@ -5,6 +5,7 @@ A position is `offset` (a number or a keyword) or `timestamp`, resolved to an of
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
@@ -138,17 +139,19 @@ def end_of(offsets: Offsets, *, committed: bool) -> int:
     return offsets.last_stable_offset if committed else offsets.high_watermark
 
 
-def check_within(partition: Readable, offset: int) -> None:
+async def check_within(partition: Readable, offset: int) -> None:
     """Raise OffsetTrimmed or OffsetPastEnd without reading.
 
     FencedError comes first: this broker does not know the end of a partition that was taken over.
     """
     partition.check_leadership()
+    if offset > partition.high_watermark:
+        here = partition.led_here()
+        here.check_end_known()
+        await asyncio.wrap_future(here.confirm_leads())
     now = partition.offsets()
     if now.log_start_offset <= offset <= now.high_watermark:
         return
-    if offset > now.high_watermark:
-        partition.led_here().check_end_known()
     bounds = f"[{now.log_start_offset}, {now.high_watermark}]"
     error = now.trimmed if offset < now.log_start_offset else now.past_end
     raise error(f"offset {offset} of {partition} is outside the log, {bounds}")

@@ -146,7 +146,7 @@ class Tail:
             query = self._query
             position = parse_position(query.offset, query.timestamp, default=LATEST)
             offset = await resolve(self._context, partition, position, committed=query.committed)
-        check_within(partition, offset)
+        await check_within(partition, offset)
         self._here[number], self.next_offsets[number] = partition, offset
         return _log_headers_at(partition, offset)
 

@@ -22,9 +22,10 @@ from tests.integration.cluster.test_moving import append, produced
 from tierlog.broker.groups import NewOffset
 from tierlog.broker.partition import Partition
 from tierlog.broker.replication import term
+from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.record_format.consumer_offsets import TOPIC as OFFSETS
-from tierlog.record_format.errors import LeaderUnknown, OffsetMismatch, Starting
+from tierlog.record_format.errors import LeaderUnknown, OffsetMismatch, OffsetPastEnd, Starting
 
 NAMES = ("a", "b", "c")
 
@@ -75,6 +76,26 @@ def test_a_deposed_leader_tells_no_end_of_its_log(cluster: BrokerCluster) -> Non
     assert append_at(cluster.partition("flights", 0), 1) == 1
     with pytest.raises(LeaderUnknown):
         append_at(before, 0, acks=Acks.LEADER)
+
+
+def test_a_deposed_leader_does_not_say_that_an_offset_is_above_the_log(
+    cluster: BrokerCluster,
+) -> None:
+    before = cluster.partition("flights", 0)
+    assert append_at(before, 0) == 0
+    with pytest.raises(OffsetPastEnd, match="offset 5"):
+        before.read(5, max_bytes=1)
+    with pytest.raises(WouldBlock):
+        before.read(5, max_bytes=1, wait=Wait.NEVER)
+    cluster.lose(cluster.leader("flights", 0))
+    before.read(1, max_bytes=1).close()
+    with pytest.raises(LeaderUnknown, match="still leads"):
+        before.read(2, max_bytes=1)
+    until(lambda: is_led(cluster, "flights"), patience_s=30)
+    assert append_at(cluster.partition("flights", 0), 1) == 1
+    assert cluster.partition("flights", 0).read(2, max_bytes=1).at_end
+    with pytest.raises(LeaderUnknown):
+        before.read(2, max_bytes=1)
 
 
 def test_what_was_committed_is_known_to_the_next_coordinator_and_to_it_alone(
