@@ -2,14 +2,15 @@
 
 * News only saves time: who is not told finds out by its next look at the bucket, or from what the
   others report.
-* Brokers are spoken with in parallel, since one that is down answers nothing for seconds.
+* Brokers are spoken with in parallel, since one that is down answers nothing for seconds. Its
+  report is waited for as long once: until it answers again, only briefly.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,7 @@ from tierlog.record_format.errors import TierlogError
 log = structlog.get_logger(__name__)
 
 THREADS_MAX = 32
+BRIEFLY_S = 0.25
 
 
 class News:
@@ -44,6 +46,8 @@ class News:
         self._members, self._leaders, self._peers = members, leaders, peers
         self._settle, self._led_here = settle, led_here
         self._threads = Threads(THREADS_MAX, name="cluster")
+        self._silent = set[int]()  # those that did not answer the last time
+        self._asked: dict[int, Future[bool]] = {}  # for their reports, at last
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -132,12 +136,16 @@ class News:
 
     def read_reports(self) -> None:
         """Ask all others what they lead."""
-        self.in_threads(
-            [
-                partial(self._speak, one, partial(self._peers.read_leaders, one.url))
-                for one in self.others()
-            ]
-        )
+        others, silent = self.others(), frozenset(self._silent)
+        for one in others:
+            before = self._asked.get(one.node_id)
+            if one.node_id not in silent or before is None or before.done():
+                ask = partial(self._peers.read_leaders, one.url)
+                self._asked[one.node_id] = self._threads.submit(self._speak, one, ask)
+        for one in others:
+            if one.node_id not in silent:
+                self._asked[one.node_id].result()
+        wait([self._asked[one.node_id] for one in others], timeout=BRIEFLY_S)
         self._leaders.keep_only([one.node_id for one in self._members.members() if one.is_alive])
         self.note_own()
 
@@ -150,8 +158,10 @@ class News:
             report = call()
         except TierlogError as error:
             log.info("a broker does not answer", node_id=other.node_id, error=str(error))
+            self._silent.add(other.node_id)
             self._members.doubt()
             return False
+        self._silent.discard(other.node_id)
         if report.node_id != other.node_id:
             log.error("another broker answers", node_id=other.node_id, answers=report.node_id)
             return False

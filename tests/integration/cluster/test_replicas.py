@@ -5,8 +5,10 @@ The brokers are in one process: a dead one is one that nobody reaches, and that 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from msgspec.structs import replace
 from tests.fakes.broker_cluster import BrokerCluster, cluster_of, node_id_of
 from tests.fakes.faulty_object_store import FailsAfter, FaultyObjectStore
 from tests.fakes.records import iter_records
-from tests.fakes.waiting import until
+from tests.fakes.waiting import PATIENCE_S, until
 from tests.integration.cluster.test_moving import append, produced, values_of
 from tierlog.broker.broker import Broker
 from tierlog.broker.cluster.peers import LeaderReport
@@ -33,6 +35,7 @@ from tierlog.record_format.errors import (
     NotEnoughReplicas,
     NotReplicated,
     OutcomeUnknownError,
+    PeerUnavailable,
 )
 from tierlog.record_format.produced import build_produced
 from tierlog.repair.restore import RestoreOptions, restore
@@ -368,6 +371,31 @@ def test_a_hand_over_leaves_its_target_the_time_to_claim_before_the_preferred_re
     cluster_of(first).move("flights", 0, node_id=target)
     until(lambda: leads(cluster) is not None)
     assert leads(cluster) == target
+
+
+def test_reports_are_not_waited_for_from_a_broker_that_did_not_answer_the_last_time(
+    cluster: BrokerCluster,
+) -> None:
+    asking, *others = cluster.running
+    hangs, read = others[0], cluster.peers.read_leaders
+    is_hanging, gate = threading.Event(), threading.Event()
+
+    def read_late(url: str) -> LeaderReport:
+        if cluster.peers.brokers[url] is not hangs:
+            return read(url)
+        if is_hanging.is_set():
+            assert gate.wait(PATIENCE_S)
+        raise PeerUnavailable("no answer")
+
+    cluster.peers.read_leaders = read_late  # type: ignore[method-assign]
+    cluster_of(asking).news.read_reports()
+    is_hanging.set()
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            for _ in range(3):
+                threads.submit(cluster_of(asking).news.read_reports).result(PATIENCE_S / 3)
+        finally:
+            gate.set()
 
 
 def until_it_may_look(store: FaultyObjectStore) -> None:
