@@ -184,17 +184,23 @@ class ColdReads:
     def producers_at_end(self, manifest: Manifest | None) -> bytes | None:
         return producers_below(self._manifests, manifest, manifest.end_offset) if manifest else None
 
-    def producers_before(self, offset: int) -> bytes | None:
-        """The producer snapshot for the start of a local log that lost its own. A start does not
-        wait for it while the store is unreachable.
+    def producers_at(self, offset: int) -> bytes | None:
+        """The producer snapshot for a log that is to begin there; None if the bucket has none.
+        Raises StoreUnavailable.
         """
         manifest = self._state.manifest
         if manifest is None or not manifest.log_start_offset < offset <= manifest.end_offset:
             return None
+        if not self._store_status.is_reachable:
+            raise StoreUnavailable(f"{self}: {self._store_status.unavailable}")
+        return producers_below(self._manifests, manifest, offset)
+
+    def producers_before(self, offset: int) -> bytes | None:
+        """The producer snapshot for the start of a local log that lost its own. A start does not
+        wait for it while the store is unreachable.
+        """
         try:
-            if not self._store_status.is_reachable:
-                raise StoreUnavailable(f"{self}: {self._store_status.unavailable}")
-            found = producers_below(self._manifests, manifest, offset)
+            found = self.producers_at(offset)
         except StoreUnavailable as error:
             log.error("producer state is unknown", partition=str(self), error=str(error))
             return None

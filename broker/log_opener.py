@@ -323,7 +323,8 @@ class LogOpener:
             log.warning(
                 "log starts at the bucket's end", partition=str(opened), offset=spec.cold_end
             )
-            opened.truncate_fully_and_start_at(spec.cold_end)
+            producers = spec.cold.reads.producers_before(spec.cold_end) if spec.cold else None
+            opened.truncate_fully_and_start_at(spec.cold_end, producers)
         _skip_missing_segment(opened, spec.cold)
         return opened
 

@@ -202,7 +202,6 @@ def load_newest(
     `offsets` are those of the snapshots in the folder. Bad ones are removed from the folder and
     from `offsets`; the one from the other tier is added.
     """
-    states = ProducerStates(state.monotonic_clock)
     for offset in sorted(offsets, reverse=True):
         if not at_least <= offset <= at_most:
             continue
@@ -212,14 +211,24 @@ def load_newest(
             state.disk.unlink(path)
             offsets.discard(offset)
             continue
+        states = ProducerStates(state.monotonic_clock)
         _put_entries(states, entries, offset)
         return states
-    states.end_offset = at_least
     if found := state.fetch_producer_snapshot(at_least):
-        path = path_of(state.folder, at_least, SNAPSHOT)
-        _put_entries(states, parse_snapshot(found, file=str(path)), at_least)
-        write_atomically(path, found, disk=state.disk, sync=True)
         offsets.add(at_least)
+    return begin_states(state, at_least, found)
+
+
+def begin_states(
+    state: LogState | OpeningLog, offset: int, snapshot: bytes | None
+) -> ProducerStates:
+    """The states at the start of a log, from a snapshot of the other tier, which is kept."""
+    states = ProducerStates(state.monotonic_clock)
+    states.end_offset = offset
+    if snapshot:
+        path = path_of(state.folder, offset, SNAPSHOT)
+        _put_entries(states, parse_snapshot(snapshot, file=str(path)), offset)
+        write_atomically(path, snapshot, disk=state.disk, sync=True)
     return states
 
 

@@ -137,7 +137,8 @@ class PartitionLog:
             on_failure.callback(state.close_files)
             log = cls(state, topic=topic, partition=partition, recovery=report)
             if state.log_start_offset > state.log_end_offset:
-                log.truncate_fully_and_start_at(state.log_start_offset)
+                start = state.log_start_offset
+                log.truncate_fully_and_start_at(start, fetch_producer_snapshot(start))
             on_failure.pop_all()
         return log
 
@@ -389,10 +390,10 @@ class PartitionLog:
         """
         return self._reaper.reap(at_once=at_once)
 
-    def truncate_fully_and_start_at(self, offset: int) -> None:
+    def truncate_fully_and_start_at(self, offset: int, producers: bytes | None) -> None:
         """Remove all local segments and continue at `offset`, as `roll` says."""
         with self.writer.flush_lock:
-            truncate_fully_and_start_at(self._state, offset)
+            truncate_fully_and_start_at(self._state, offset, producers)
 
     def close(self) -> bool:
         """Flush, write the producer snapshot and trim the indexes; returns whether this was a clean

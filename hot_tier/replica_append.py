@@ -66,7 +66,8 @@ def _maybe_begin_with(state: LogState, first: BatchHeader) -> None:
     if state.is_empty and first.base_offset < end < first.next_offset:
         assert state.committed is not None, "only a replicated log has a leader"
         state.committed = min(state.committed, first.base_offset)  # it has none of it yet
-        truncate_fully_and_start_at(state, first.base_offset)
+        producers = state.fetch_producer_snapshot(first.base_offset)
+        truncate_fully_and_start_at(state, first.base_offset, producers)
 
 
 def _check_follows(state: LogState) -> None:

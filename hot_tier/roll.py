@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tierlog.host.disk import disk_full, is_disk_full
 from tierlog.hot_tier.active_segment import ActiveSegment
-from tierlog.hot_tier.derived_files import load_newest, write_snapshot
+from tierlog.hot_tier.derived_files import begin_states, write_snapshot
 from tierlog.hot_tier.indexes import IndexColumns, LargestTimestamp
 from tierlog.hot_tier.log_folder import (
     LOG,
@@ -144,10 +144,11 @@ def seal_last(state: LogState) -> None:
             raise disk_error(state, error) from error
 
 
-def truncate_fully_and_start_at(state: LogState, offset: int) -> None:
+def truncate_fully_and_start_at(state: LogState, offset: int, producers: bytes | None) -> None:
     """Remove every local segment and create an empty one at `offset` (Kafka's
     truncateFullyAndStartAt): the bucket has everything below it, or the log start is above; all of
-    it is committed. The log start does not change; the producers come from the other tier.
+    it is committed. The log start does not change. `producers`: their snapshot at `offset`, as the
+    other tier has it: nobody is asked for it while there is half a log.
 
     Only before the log is served, because offsets that were assigned may be assigned again, or on
     a follower, which assigns none. Raises LogOfflineError, DiskFull.
@@ -164,7 +165,7 @@ def truncate_fully_and_start_at(state: LogState, offset: int) -> None:
                     state.disk.unlink(segment.path(suffix))
             state.disk.unlink(path_of(state.folder, old[-1].end.next_offset, SNAPSHOT))
             state.epochs.clear()
-            state.producers = load_newest(state, set(), at_most=offset, at_least=offset)
+            state.producers = begin_states(state, offset, producers)
             # Last: recovery would take the old ones, which end early, for complete up to it.
             state.active = create_segment(state, offset)
             state.disk.sync_folder(state.folder)

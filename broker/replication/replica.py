@@ -235,9 +235,11 @@ class Replica:
         in_bucket = 0 if manifest is None else manifest.end_offset
         if offset > max(in_bucket, answer.log_start_offset):
             raise StoreUnavailable(f"{self}: the bucket ends at {in_bucket}, below {offset}")
+        producers = None
         if self.cold is not None and manifest is not None:
             self.cold.bucket_state.record_manifest(manifest)
-        self.log.truncate_fully_and_start_at(offset)
+            producers = self.cold.reads.producers_at(offset)
+        self.log.truncate_fully_and_start_at(offset, producers)
         log.info("a replica begins at its leader's local start", partition=str(self), offset=offset)
 
     def _cut(self, at: tuple[int, int]) -> None:

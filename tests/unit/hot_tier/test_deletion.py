@@ -107,7 +107,7 @@ def test_truncating_fully_removes_all_earlier_state(
 ):
     found_after_a_crash = []
     disk.before_call = lambda _: found_after_a_crash.append(base_offsets(log.folder))
-    log.truncate_fully_and_start_at(1_000_000)
+    log.truncate_fully_and_start_at(1_000_000, None)
     assert len(found_after_a_crash) > 10
     for bases in found_after_a_crash:  # what is between is only in the bucket
         assert bases in ([], [1_000_000]) or 1_000_000 not in bases
