@@ -33,13 +33,17 @@ class Content:
         self.data, self.size_bytes = bytearray(data), size_bytes
 
     @classmethod
-    def of(cls, path: Path) -> Content:
-        with path.open("rb") as file:
-            fd, size_bytes, end = file.fileno(), os.fstat(file.fileno()).st_size, 0
+    def of(cls, path: Path) -> tuple[int, Content]:
+        """The file's inode, and what is in it."""
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            stat, end = os.fstat(fd), 0
             with suppress(OSError):  # at a hole up to the end
-                while end < size_bytes:
+                while end < stat.st_size:
                     end = os.lseek(fd, os.lseek(fd, end, os.SEEK_DATA), os.SEEK_HOLE)
-            return cls(os.pread(fd, end, 0).rstrip(b"\0"), size_bytes)
+            return stat.st_ino, cls(os.pread(fd, end, 0).rstrip(b"\0"), stat.st_size)
+        finally:
+            os.close(fd)
 
     def is_like(self, other: Content) -> bool:
         zeros = b"\0"
@@ -199,12 +203,12 @@ class LossyDisk(Disk):
     def _file_of(self, path: Path) -> File | None:
         """None if nothing is there."""
         try:
-            stat = path.stat()
+            inode, found = Content.of(path)
         except FileNotFoundError:
             return None
-        file, found = self._files.get(stat.st_ino), Content.of(path)
+        file = self._files.get(inode)
         if file is None or not file.now.is_like(found):  # an inode may be reused
-            file = self._files[stat.st_ino] = File(found)
+            file = self._files[inode] = File(found)
         return file
 
     def _record_name(self, path: Path, before: File | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tierlog.broker.cold_reads import ColdReads
 from tierlog.broker.partition import Partition
 from tierlog.broker.replication import election, in_sync, replica
 from tierlog.broker.replication.elections import Elections
@@ -178,6 +179,11 @@ def _(plant: Plant) -> None:
             pass
 
     plant.setattr(replica_append, "PlannedRecords", Forgetful)
+
+
+@bug("a replica begins at its leader's local start without the bucket's producers")
+def _(plant: Plant) -> None:
+    plant.setattr(ColdReads, "producers_at", lambda self, offset: None)
 
 
 @bug("what is not committed is uploaded")

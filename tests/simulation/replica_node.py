@@ -23,7 +23,7 @@ from tierlog.broker.background.task_failures import TaskFailures
 from tierlog.broker.bucket import Bucket
 from tierlog.broker.cluster.members import Member
 from tierlog.broker.cluster.own_node import Timing
-from tierlog.broker.data_folder import DataFolder, TopicIdPartition
+from tierlog.broker.data_folder import DataFolder
 from tierlog.broker.holes import Holes
 from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.log_opener import LogOpener
@@ -155,6 +155,7 @@ class Network:
         if asked is None or asked.is_frozen:
             raise PeerUnavailable(f"{url}: refused")
         fetched = asked.answer(request)
+        world.check()  # what it says may have committed something, which others go on with
         world.old_fetches = [*world.old_fetches[-5:], (to, request)]
         world.pass_time(self._node, True)
         self._check(to, me)
@@ -208,11 +209,14 @@ class Sightings:
 
 class Node:
     """One life of one broker. `is_frozen`: it does nothing, and answers nobody. `doing`: the steps
-    of it that have begun and not ended, the last one last.
+    of it that have begun and not ended, the last one last. `has_led`: its former life ended as a
+    leader, perhaps with a log start that nobody has looked at since.
     """
 
+    has_led = False
+
     def __init__(self, world: World, number: int, path: Path) -> None:
-        self.world, self.number, self.path = world, number, path
+        self.world, self.number, self.path, self.place = world, number, path, world.place
         self.is_dead = self.is_frozen = self.is_cut_off = self.is_in_disk = False
         self.presumed_dead: set[int] = set()
         self.doing: list[str] = ["start"]
@@ -293,10 +297,6 @@ class Node:
         self.world.pass_time(self, self.may_go_on)
 
     # --- what there is ----------------------------------------------------------------------------
-
-    @property
-    def place(self) -> TopicIdPartition:
-        return self.world.place
 
     @property
     def replica(self) -> Replica | None:

@@ -11,6 +11,7 @@
 | R8  | a leader in force that knows its end shows all that was committed when it was elected      |
 
 Besides: what was acknowledged is where it was said to be, and no producer's batch is there twice.
+Not counting those below the log start: as in Kafka, a replica that begins there never saw them.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Shown(NamedTuple):
     first_local_offset: int
     led_epoch: int | None  # None: it does not lead
     is_settled: bool
+    has_led: bool  # it leads, or was killed while it led, and was not looked at since
 
 
 def batches_of(log: PartitionLog) -> list[Batch]:
@@ -160,7 +162,7 @@ class Truth:
                 continue
             if one.producer[0] >= 0:
                 twice = self._producers.setdefault(one.producer, one.base_offset)
-                if twice != one.base_offset:
+                if twice != one.base_offset and twice >= self._log_start:
                     raise Wrong(f"{one.producer} is at {twice} and at {one.base_offset}")
             wanted = self.acked.get(one.base_offset, one.producer)
             if wanted != one.producer:
@@ -183,7 +185,7 @@ class Truth:
 
     def _check_deleted(self, it: Shown) -> None:
         named = 0 if self.manifest is None else self.manifest.end_offset
-        if it.led_epoch is not None:
+        if it.has_led:
             self._log_start = max(self._log_start, it.log_start_offset)
         if it.first_local_offset > max(named, self._log_start):
             raise Wrong(f"{it.name} deleted up to {it.first_local_offset}, the bucket has {named}")

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -37,7 +38,7 @@ from tierlog.broker.cluster.members import Member
 from tierlog.broker.data_folder import TopicIdPartition
 from tierlog.broker.partition import Partition
 from tierlog.broker.replication.messages import ReplicaFetch
-from tierlog.broker.replication.replica import Role
+from tierlog.broker.replication.replica import Replica, Role
 from tierlog.broker.topic_registry import TopicRecord
 from tierlog.hot_tier.log_writer import Acks, AppendResult
 from tierlog.manifest.keys import PartitionKeys
@@ -120,11 +121,14 @@ class World:
         self.folder_ids: dict[int, str] = {}
         self.nodes: list[Node | None] = [None] * self.count
         self.folders: list[Path] = []
+        self.led: dict[int, bool] = {}  # by number of those that are dead, as `Node.has_led`
         self.running: list[Node] = []
         self.ended: list[Node] = []
         self.trims: list[tuple[Partition, Node]] = []
         self.wrong: Wrong | None = None
-        self._likely = {name: random.choice((0, 1, 1, 3)) for name in FAULTS}
+        faults = {name: often * random.choice((0, 1, 1, 3)) for name, often in FAULTS.items()}
+        steps = WORK | {name: often for name, often in faults.items() if often}
+        self._names, self._weights = list(steps), list(accumulate(steps.values()))
         self._likely_pause = random.choice((0.0, 0.02, 0.1))
         self.disk.before_call = self._before_disk_call
 
@@ -195,9 +199,7 @@ class World:
 
     def step(self) -> None:
         self.now_ms += self.random.choice((1, 5, 20, 100, 300))
-        names = [*WORK, *(name for name in FAULTS if self._likely[name])]
-        weights = [*WORK.values(), *(FAULTS[n] * self._likely[n] for n in names[len(WORK) :])]
-        name = self.random.choices(names, weights)[0]
+        name = self.random.choices(self._names, cum_weights=self._weights)[0]
         number = self.random.randrange(self.count)
         if name in FAULTS:
             self.trace.append(f"{name} {self.nodes[number] or number}")
@@ -449,6 +451,7 @@ class World:
                 self.folders[number], folder, self.random, power_fails=power_fails
             )
         node.is_dead = True
+        self.led[number] = node.has_led or (node.partition is not None)
         self.nodes[number] = None
         self.ended.append(node)
         self.folders[number] = folder
@@ -466,6 +469,7 @@ class World:
         with self._without_pauses():
             node = Node(self, number, self.folders[number])
         self.folder_ids[number] = node.folder.owner
+        node.has_led = self.led.pop(number, False)
         self.nodes[number] = node
         self.running.append(node)
         try:
@@ -579,13 +583,11 @@ class World:
             self._changes_seen = self.store.changes
             self.truth.note_bucket()
         whole = [one for one in self.nodes if one is not None and not one.is_in_disk]
-        for node in sorted(whole, key=lambda one: one.partition is None):  # leaders first
-            self._check_node(node, is_new=is_new)
+        there = [(one, replica) for one in whole if (replica := one.replica) is not None]
+        for node, replica in sorted(there, key=_leads_not):
+            self._check_node(node, replica, is_new=is_new)
 
-    def _check_node(self, node: Node, *, is_new: bool) -> None:
-        replica = node.replica
-        if replica is None:
-            return
+    def _check_node(self, node: Node, replica: Replica, *, is_new: bool) -> None:
         if replica.role is Role.OFFLINE:
             raise Wrong(f"{node} is offline")
         log, term = replica.log, replica.term
@@ -613,8 +615,10 @@ class World:
                 log.first_local_offset,
                 None if term is None else term.epoch,
                 term is not None and term.is_settled,
+                term is not None or node.has_led,
             )
         )
+        node.has_led = False
 
     # --- at the end -------------------------------------------------------------------------------
 
@@ -747,6 +751,10 @@ def has(node: Node, name: str) -> bool:
     if name == "fetch":
         return bool(node.fetchers)
     return name not in ("work", "appends") or bool(getattr(node, name).calls)
+
+
+def _leads_not(there: tuple[Node, Replica]) -> bool:
+    return there[1].partition is None
 
 
 class Lines:

@@ -38,6 +38,7 @@ CAUGHT_BY = {
     "a follower is never told to cut": 3,
     "a follower cuts to its watermark": 3,
     "a follower forgets the producers of what it appends": 3,
+    "a replica begins at its leader's local start without the bucket's producers": 13,
     "what is not committed is uploaded": 0,
 }
 
