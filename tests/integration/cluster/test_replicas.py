@@ -349,7 +349,7 @@ def test_a_hand_over_leaves_its_target_the_time_to_claim_before_the_preferred_re
     created(cluster)
     first = cluster.leader("flights", 0)
     place = (first.topic("flights").record.topic_id, 0)
-    preferred, *others = cluster_of(first).replicas.shown_here()[place].replicas
+    preferred, *others = cluster_of(first).replicas.shown(place).replicas
     if node_id_of(first) == preferred:
         cluster.lose(first)
         until(lambda: is_led(cluster, "flights", 0))
