@@ -29,6 +29,7 @@ from tierlog.cli.options import (
     TokenFile,
     TopicArgument,
     setting_option,
+    size_of,
     takes,
 )
 from tierlog.cli.output import (
@@ -266,12 +267,10 @@ def replay(
     headers: Headers = False,
     from_offset: FromOffset = None,
     to_offset: ToOffset = None,
-    step_bytes: StepBytes = "4g",
+    step_bytes: StepBytes = "4GiB",
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Copy a range of a topic elsewhere, in steps. If run again, it resumes where it stopped."""
-    from tierlog.spark_reader.option_values import size
-
     if [to_parquet, to_json, to_topic].count(None) != 2:
         raise typer.BadParameter("give exactly one of --to-parquet, --to-json and --to-topic")
     target: ToFiles | ToTopic
@@ -284,7 +283,7 @@ def replay(
         "endingOffsets": _offsets(topic, source.partition, to_offset),
         "includeHeaders": "true" if headers else None,
     }
-    step = size("--step-bytes", step_bytes)
+    step = size_of("--step-bytes", step_bytes, least=1)
     _replay(source, topic, source.of(topic, bounds), target=target, step_bytes=step, output=output)
 
 

@@ -31,6 +31,7 @@ from tierlog.cli.help import COMMON_OPTIONS
 from tierlog.cli.output import Output, note, printable
 from tierlog.client.wire import DEFAULT_SERVER
 from tierlog.record_format.errors import StoreUnavailable, TierlogError, UnknownTopic, did_you_mean
+from tierlog.record_format.units import parse_size
 from tierlog.setting_table import TABLE, Setting
 
 if TYPE_CHECKING:
@@ -41,6 +42,17 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+
+def size_of(option: str, text: str, *, least: int = 0) -> int:
+    """Bytes, as in a setting. Raises BadParameter."""
+    try:
+        size_bytes = parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {error}") from None
+    if size_bytes < least:
+        raise typer.BadParameter(f"{option}: {text!r} is below {least}")
+    return size_bytes
 
 
 def setting_option(name: str, **more: Any) -> Any:

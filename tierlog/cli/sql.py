@@ -23,7 +23,7 @@ import pyarrow.dataset as ds
 import typer
 
 from tierlog.cli.on_spark import LogOptions
-from tierlog.cli.options import OutputOption, takes
+from tierlog.cli.options import OutputOption, size_of, takes
 from tierlog.cli.output import (
     Output,
     for_stdout,
@@ -35,7 +35,6 @@ from tierlog.cli.output import (
     write,
 )
 from tierlog.record_format.errors import InvalidRequest, TierlogError, TooLarge
-from tierlog.record_format.units import parse_size
 from tierlog.spark_reader.arrow_dataset import TopicDataset, TopicScanner, dataset
 
 ROWS_AT_ONCE: Final = 1000
@@ -119,13 +118,13 @@ def sql(
     *,
     max_bytes: Annotated[
         str, typer.Option(metavar="SIZE", help="The most that a query may fetch of the log.")
-    ] = "1g",
+    ] = "1GB",
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Query topics as tables, with the columns key, value, topic, partition, offset, timestamp,
     timestampType and headers. As JSON, one line per row.
     """
-    limit_bytes = _size(max_bytes)
+    limit_bytes = size_of("--max-bytes", max_bytes)
     given: dict[str, Any] = log.given(includeHeaders="true")
     with record_counter("reading") as show, closing(duckdb.connect()) as connection:
         scans = Scans(limit_bytes, show)
@@ -140,13 +139,6 @@ def sql(
             _print(columns, _rows(connection), output)
         except duckdb.Error as error:
             raise scans.failure or InvalidRequest(str(error)) from None
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"--max-bytes: {error}") from None
 
 
 def _statement(connection: duckdb.DuckDBPyConnection, query: str) -> duckdb.Statement:

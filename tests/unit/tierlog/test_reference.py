@@ -24,7 +24,7 @@ def test_every_command_and_metric_is_in_the_reference():
     for heading in ("tierlog serve", "tierlog topic create", "tierlog storage verify"):
         assert f"## {heading}\n" in commands
     assert "`--timestamp`" in commands
-    assert "| `--step-bytes` | `4g` |" in commands
+    assert "| `--step-bytes` | `4GiB` |" in commands
     assert "| `--before` | required |" in commands
     assert commands.count("| `--server` | `http://127.0.0.1:8640` |") == 1, "a common option"
     assert "with commas between them. Or `TIERLOG_SERVER`." in commands

@@ -60,6 +60,31 @@ def test_a_replay_has_one_target(capsys, targets):
     assert "tierlog: give exactly one of --to-parquet, --to" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("session_config")
+@pytest.mark.parametrize(("given", "step_bytes"), [("4k", 4000), ("4KiB", 4096), (None, 4 << 30)])
+def test_the_size_of_a_step_is_read_as_a_setting_is(monkeypatch, given, step_bytes):
+    from tierlog.spark_reader.jobs.replay import ReplayReport
+
+    asked = {}
+
+    def replay(session, rows, target, **named):
+        asked.update(named)
+        return ReplayReport(target="b", steps=0, resumed=0, records=0)
+
+    monkeypatch.setattr("tierlog.spark_reader.jobs.replay.replay", replay)
+    more = () if given is None else ("--step-bytes", given)
+    assert run_command(["replay", "t", "--store", "file:///a", "--to-json", "b", *more]) == 0
+    assert asked["step_bytes"] == step_bytes
+
+
+@pytest.mark.parametrize("given", ["0", "-1k", "much"])
+def test_a_step_that_is_no_size_is_refused_before_spark_starts(session_config, capsys, given):
+    command = ["replay", "t", "--store", "file:///a", "--to-json", "b", f"--step-bytes={given}"]
+    assert run_command(command) == 2
+    assert f"--step-bytes: '{given}' is" in capsys.readouterr().err
+    assert not session_config
+
+
 def test_statistics_are_printed_even_if_their_picture_cannot_be_written(
     session_config, monkeypatch, capsys, tmp_path
 ):
