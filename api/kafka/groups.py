@@ -179,9 +179,9 @@ def when_ready(
     """Call `make` once the coordinator of this group or transactional id can be called; at once,
     where it already can.
     """
-    if call.context.broker.cluster is not None:
-        return _when_here(call, kept, key, make, refuse)
-    return make() if kept.is_ready_for(key) else _when_ready(call, kept, key, make, refuse)
+    if call.context.broker.cluster is None and kept.is_ready_for(key):
+        return make()
+    return _when_ready(call, kept, key, make, refuse)
 
 
 async def _when_ready(
@@ -191,36 +191,26 @@ async def _when_ready(
     make: Callable[[], Answer | Later],
     refuse: Callable[[Code], Answer],
 ) -> Answer | Later:
+    """In a cluster an answer counts if it is this broker's to give, before and after."""
     try:
-        await call.context.write(kept.prepare_for, key)
+        await prepare_for(call, kept, key)
+        answer = make()
+        _check_here(call, kept, key)
     except (TierlogError, OSError) as error:
         return refuse(coordinator_code(error))
-    return make()
+    return answer
 
 
 async def prepare_for(call: Call, kept: Kept, key: str) -> None:
     """Wait until the coordinator of this key can be called. Raises what keeps it from that."""
     if not kept.is_ready_for(key):
         await call.context.write(kept.prepare_for, key)
+    _check_here(call, kept, key)
+
+
+def _check_here(call: Call, kept: Kept, key: str) -> None:
     if call.context.broker.cluster is not None:
         kept.check_ready(key)
-
-
-async def _when_here(
-    call: Call,
-    kept: Kept,
-    key: str,
-    make: Callable[[], Answer | Later],
-    refuse: Callable[[Code], Answer],
-) -> Answer | Later:
-    """In a cluster: an answer counts if it is this broker's to give, before and after."""
-    try:
-        await prepare_for(call, kept, key)
-        answer = make()
-        kept.check_ready(key)
-    except (TierlogError, OSError) as error:
-        return refuse(coordinator_code(error))
-    return answer
 
 
 def coordinator_code(error: BaseException) -> Code:
