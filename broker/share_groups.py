@@ -360,20 +360,24 @@ class ShareGroups:
 
     def summaries(
         self, group: str, places: Iterable[TopicPartition]
-    ) -> dict[TopicPartition, ShareSummary]:
-        """Of those that the group reads. Waits for who keeps them; raises what `prepare` does, and
-        why they cannot be asked.
+    ) -> tuple[dict[TopicPartition, ShareSummary], list[TierlogError]]:
+        """Of those that the group reads; and why others are not known. Waits for who keeps them.
+        Raises what `prepare` does.
         """
         self.prepare()
         asked = {
             place: self._ask(StateCall(what="read", key=ShareKey(group, *place)))
             for place in places
         }
-        found = {}
+        found, failures = dict[TopicPartition, ShareSummary](), list[TierlogError]()
         for place, one in asked.items():
-            with suppress(GroupRefused):  # it does not read it, or no longer
+            try:
                 found[place] = summary_of(ShareKey(group, *place), one.result())
-        return found
+            except GroupRefused:
+                pass  # it does not read it, or no longer
+            except TierlogError as error:
+                failures.append(error)
+        return found, failures
 
     def read_places(self, group: str) -> list[TopicPartition]:
         """The partitions of which a group has a state. It has to be coordinated here."""
@@ -384,10 +388,13 @@ class ShareGroups:
                 return []
             return [(topic_id, one) for topic_id, numbers in read.items() for one in numbers]
 
-    def offsets(self, group: str) -> list[OffsetState]:
-        """Where what it has not done with begins, in each partition that it has read."""
+    def offsets(self, group: str) -> tuple[list[OffsetState], list[TierlogError]]:
+        """Where what it has not done with begins, in each partition that it has read; and as
+        `summaries`.
+        """
         found = []
-        for place, one in self.summaries(group, self.read_places(group)).items():
+        summaries, failures = self.summaries(group, self.read_places(group))
+        for place, one in summaries.items():
             name = self._groups.coordinator.topic_name(place[0])
             if name is None or one.start_offset == UNKNOWN_START:
                 continue
@@ -395,7 +402,7 @@ class ShareGroups:
                 end, lag = self._groups.end_and_lag(name, place[1], one.start_offset)
                 lag = lag if lag < 0 else max(0, lag - max(0, one.complete_count))
                 found.append(OffsetState(name, place[1], one.start_offset, end, lag, ""))
-        return sorted(found, key=lambda one: (one.topic, one.partition))
+        return sorted(found, key=lambda one: (one.topic, one.partition)), failures
 
     def release(self, group: str, member: str, places: Iterable[TopicPartition]) -> None:
         """The member reads them no longer: others get what it has."""

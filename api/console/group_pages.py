@@ -19,7 +19,7 @@ from tierlog.api.console.actions import refusal
 from tierlog.api.console.all_brokers import ALONE, ask_all, own_node, part_response
 from tierlog.api.console.rendering import fragment, server_flag
 from tierlog.api.console.topic_pages import sort_of, sorted_by
-from tierlog.api.http.admin.groups import check_here, group_state
+from tierlog.api.http.admin.groups import check_here, group_state, known_group_state
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.responses import Response
@@ -167,7 +167,7 @@ async def group(context: Context, exchange: Exchange) -> Response:
     check_group_name(name)
     await context.read(context.broker.groups.log.load_home, name)
     check_here(context, name)
-    found = await context.read(group_state, context.broker, exchange.grant, name)
+    found, failures = await context.read(known_group_state, context.broker, exchange.grant, name)
     now = context.broker.groups.coordinator.describe(name)
     rows, coordinator = _rows(found), own_node(context)
     return fragment(
@@ -176,6 +176,7 @@ async def group(context: Context, exchange: Exchange) -> Response:
         assignor="" if now is None else now.protocol,
         coordinator=None if coordinator == ALONE else coordinator,
         is_share=found.type == SHARE,
+        failures=failures,
         members=[(one, short_name(one), in_spans(one.assignment)) for one in found.members],
         members_max=MEMBERS_SHOWN,
         rows=rows,

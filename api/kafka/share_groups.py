@@ -216,7 +216,9 @@ def _offsets(call: Call, group: str, name: str, numbers: Iterable[int]) -> _Offs
         return _OffsetsTopic(name, NO_ID, [_Offset(one, UNKNOWN_START) for one in numbers])
     topic_id, numbers = _id_of(topic), list(numbers)
     shares = call.context.broker.share_groups
-    found = shares.summaries(group, [(topic_id, one) for one in numbers])
+    found, failures = shares.summaries(group, [(topic_id, one) for one in numbers])
+    if failures:
+        raise failures[0]
     rows = [_offset(topic, one, found.get((topic_id, one))) for one in numbers]
     return _OffsetsTopic(name, topic_id, rows)
 

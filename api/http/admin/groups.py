@@ -40,7 +40,12 @@ from tierlog.broker.group_coordinator.group_events import Identity, State
 from tierlog.broker.group_coordinator.group_states import SHARE, MemberState
 from tierlog.broker.group_coordinator.group_states import GroupState as Described
 from tierlog.broker.groups import NewOffset, OffsetState, check_group_name
-from tierlog.record_format.errors import ELSEWHERE, ConcurrentTransactions, UnknownGroup
+from tierlog.record_format.errors import (
+    ELSEWHERE,
+    ConcurrentTransactions,
+    TierlogError,
+    UnknownGroup,
+)
 
 
 class OffsetToCommit(msgspec.Struct, forbid_unknown_fields=True):
@@ -133,11 +138,25 @@ def _settled_state(broker: Broker, grant: Grant, name: str, *, stable: bool) -> 
 
 
 def group_state(broker: Broker, grant: Grant, name: str) -> GroupState:
-    """As far as the token may see it. Raises UnknownGroup."""
+    """As far as the token may see it. Raises UnknownGroup, and why it is not known wholly."""
+    found, failures = known_group_state(broker, grant, name)
+    if failures:
+        raise failures[0]
+    return found
+
+
+def known_group_state(
+    broker: Broker, grant: Grant, name: str
+) -> tuple[GroupState, list[TierlogError]]:
+    """As `group_state`; and why a share group's other offsets are not known."""
+    failures: list[TierlogError] = []
     now = broker.groups.coordinator.describe(name)
     try:
         is_share = now is not None and now.type == SHARE
-        offsets = broker.share_groups.offsets(name) if is_share else broker.groups.group(name)
+        if is_share:
+            offsets, failures = broker.share_groups.offsets(name)
+        else:
+            offsets = broker.groups.group(name)
     except UnknownGroup:
         if now is None or (grant.topics and not now.members):
             raise
@@ -145,10 +164,10 @@ def group_state(broker: Broker, grant: Grant, name: str) -> GroupState:
     visible = _visible(offsets, grant)
     members = [_member(one, grant) for one in now.members] if now is not None else []
     if grant.topics and not visible and not any(one.assignment for one in members):
-        raise _unknown(name)
+        raise failures[0] if failures else _unknown(name)
     now = now or Described(name, State.EMPTY, 0)
     described = (now.state, now.generation, now.protocol_type, members, now.type)
-    return GroupState(name, visible, *described)
+    return GroupState(name, visible, *described), failures
 
 
 def _member(member: MemberState, grant: Grant) -> GroupMember:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ from tierlog.api.http.settings import HttpSettings
 from tierlog.api.kafka.settings import KafkaSettings
 from tierlog.api.serving.grants import Scope
 from tierlog.api.serving.tokens import create_token
+from tierlog.broker.share_coordinator.share_state import StateAnswer, StateCall
 from tierlog.record_format.errors import LeaderUnknown, PeerUnavailable, TierlogError
 
 PARTITIONS = 3
@@ -218,6 +220,28 @@ def test_a_share_group_is_listed_while_nobody_answers_for_its_state(
     rows = cells(crowd.page("/groups"))
     assert rows["queue"] == ["share", "Stable", "2", "–", "–"]
     assert rows["classic"][:2] == ["classic", "Stable"]
+
+
+def test_a_share_group_shows_what_is_known_and_says_what_is_not(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares, known = crowd.served.broker.share_groups, crowd.api("/groups/queue")["offsets"]
+    ask, before = shares._ask, cells(crowd.page("/group?group=queue"))
+    (silent,) = [one["partition"] for one in known]
+
+    def is_silent(call: StateCall) -> Future[StateAnswer]:
+        if call.key.partition != silent:
+            return ask(call)
+        failed = Future[StateAnswer]()
+        failed.set_exception(PeerUnavailable("broker 7 <does> not answer"))
+        return failed
+
+    monkeypatch.setattr(shares, "_ask", is_silent)
+    page = crowd.page("/group?group=queue")
+    assert "in 1 partition is not known" in page
+    assert "broker 7 &lt;does&gt; not answer" in page
+    before[f"flights {silent}"][:3] = ["–"] * 3
+    assert cells(page) == before
 
 
 def test_the_command_line_says_of_a_share_group_what_its_page_does(crowd: Crowd) -> None:
