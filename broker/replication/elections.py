@@ -167,9 +167,16 @@ class Elections:
         return partial(self._change_replicas, replica, step)
 
     def _is_heard(self, replica: Replica) -> bool:
-        """Whether it follows a leader that answers: one that does not may have resigned."""
+        """Whether it follows a leader that answers: one that does not may have resigned. If it has
+        not beaten since it may be dead: that is decided soon, and not by looking at each partition.
+        """
+        following = replica.following
+        if replica.role is not Role.FOLLOWER or following is None or replica.refused:
+            return False
         is_silent = replica.silent_ms() >= self._settings.session_timeout_ms
-        return replica.role is Role.FOLLOWER and not replica.refused and not is_silent
+        return not (
+            is_silent and self._members.has_beaten_since(following.node_id, replica.heard_ms)
+        )
 
     def _is_leader_gone(self, replica: Replica) -> bool:
         following = replica.following
