@@ -28,6 +28,7 @@ CLAIMS: Final = (
     "gateway_hop",
     "cold_read",
     "cluster_reads",
+    "cluster_replicas",
     "offload",
     "manifest",
     "spark_scan",

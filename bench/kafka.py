@@ -1,4 +1,4 @@
-"""A real Kafka as a peer: one broker on loopback, with the JVM's defaults and 1 GiB of heap.
+"""A real Kafka as a peer: brokers on loopback, with the JVM's defaults and 1 GiB of heap each.
 
 * Its jars are those that the tests check our files with (`make test` fetches them, with Maven). The
   one with LocalTieredStorage is fetched when it is first needed.
@@ -10,8 +10,9 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from bench.children import ROOT, MissingPeer, free_port, program, running
@@ -44,14 +45,39 @@ class Kafka(NamedTuple):
 @contextmanager
 def kafka(folder: Path, settings: Mapping[str, object] | None = None) -> Iterator[Kafka]:
     """A broker on an empty folder; topics are created on first use, with one partition."""
-    if not (_HOME / "ready").exists():
+    with _broker(folder / "kafka", controller=free_port(), settings=settings or {}) as broker:
+        yield broker
+
+
+@contextmanager
+def kafka_cluster(folder: Path, *, brokers: int) -> Iterator[list[Kafka]]:
+    """As `kafka`, several; the first is the controller too."""
+    controller = free_port()
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                _broker(folder / f"kafka-{node_id}", controller=controller, node_id=node_id)
+            )
+            for node_id in range(1, brokers + 1)
+        ]
+
+
+@contextmanager
+def _broker(
+    data: Path,
+    *,
+    controller: int,
+    node_id: int = 1,
+    settings: Mapping[str, object] = MappingProxyType({}),
+) -> Iterator[Kafka]:
+    if not (_HOME / "judge.jar").exists():
         raise MissingPeer(
             f"Kafka {VERSION} is not in .cache: `make test` fetches it, with Maven and a JDK"
         )
     program("java")
-    port, controller = free_port(), free_port()
-    written, log = folder / "kafka.properties", folder / "kafka.log"
-    named = _settings(folder / "kafka", port=port, controller=controller) | dict(settings or {})
+    port = free_port()
+    written, log = data.with_suffix(".properties"), data.with_suffix(".log")
+    named = _settings(data, node_id, port=port, controller=controller) | dict(settings)
     written.write_text("".join(f"{name}={value}\n" for name, value in named.items()))
     storage = [*_java("WARN"), "kafka.tools.StorageTool"]
     subprocess.run(
@@ -91,11 +117,13 @@ def _java(level: str) -> list[str]:
     return ["java", *options, "-cp", f"{_HOME}/libs/*"]
 
 
-def _settings(data: Path, *, port: int, controller: int) -> dict[str, object]:
+def _settings(data: Path, node_id: int, *, port: int, controller: int) -> dict[str, object]:
+    controls = node_id == 1
+    also = f",CONTROLLER://127.0.0.1:{controller}" if controls else ""
     return {
-        "process.roles": "broker,controller",
-        "node.id": 1,
-        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
+        "process.roles": "broker,controller" if controls else "broker",
+        "node.id": node_id,
+        "listeners": f"PLAINTEXT://127.0.0.1:{port}{also}",
         "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
         "controller.listener.names": "CONTROLLER",
         "controller.quorum.voters": f"1@127.0.0.1:{controller}",

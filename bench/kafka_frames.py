@@ -83,6 +83,13 @@ def produce_frame(topic: str, batch: bytes, *, partition: int = 0) -> bytes:
     return frame_of(ProduceRequest(None, -1, 30_000, [named]), PRODUCE_VERSION)
 
 
+def check_produced(answer: memoryview) -> None:
+    """Of a frame from `produce_frame`."""
+    found = answer_of(ProduceRequest(None, -1, 30_000, []), PRODUCE_VERSION, answer)
+    refused = [one for topic in found.responses for one in topic.partition_responses]
+    assert not any(one.error_code for one in refused), refused
+
+
 def fetch_request(
     topic: str, offsets: dict[int, int], *, max_bytes: int, **fields: Any
 ) -> FetchRequest:
@@ -99,14 +106,18 @@ def fetch_request(
 
 
 def create_topics(
-    port: int, partitions: Mapping[str, int], configs: Mapping[str, Mapping[str, object]]
+    port: int,
+    partitions: Mapping[str, int],
+    configs: Mapping[str, Mapping[str, object]],
+    *,
+    factor: int = 1,
 ) -> None:
     def creatable(name: str, count: int) -> CreateTopicsRequest.CreatableTopic:
         settings = {"retention.ms": -1, **configs.get(name, {})}.items()
         written = [
             CreateTopicsRequest.CreatableTopicConfig(key, str(value)) for key, value in settings
         ]
-        return CreateTopicsRequest.CreatableTopic(name, count, 1, configs=written)
+        return CreateTopicsRequest.CreatableTopic(name, count, factor, configs=written)
 
     request = CreateTopicsRequest([creatable(*one) for one in partitions.items()], 30_000)
     with Connection(port) as client:
