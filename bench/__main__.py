@@ -31,6 +31,7 @@ CLAIMS: Final = (
     "cluster_replicas",
     "offload",
     "manifest",
+    "dataset_scan",
     "spark_scan",
     "spark_source",
     "spark_kafka",
