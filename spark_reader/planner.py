@@ -5,8 +5,10 @@ which make all decisions.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
+from typing import Final
 
 from tierlog.record_format.errors import InvalidOption, MissingObject
 from tierlog.record_format.index_layouts import AbortedTxn
@@ -34,6 +36,8 @@ from tierlog.spark_reader.splits import (
     plan_splits,
 )
 
+NOT_BEGUN: Final[Mapping[str, Mapping[int, int]]] = MappingProxyType({})
+
 
 class Planner:
     """Plans one read. `report` is called with the decisions, `warn` with what is missing."""
@@ -47,11 +51,14 @@ class Planner:
         """The splits of a batch read; empty if there is nothing to read."""
         return self.splits(self.ranges(), filters)
 
-    def ranges(self) -> list[OffsetRange]:
-        """The offset ranges that the options specify. Reports them."""
+    def ranges(self, begun: Mapping[str, Mapping[int, int]] = NOT_BEGUN) -> list[OffsetRange]:
+        """The offset ranges that the options specify; partitions in `begun` start there instead.
+        Reports them.
+        """
 
         def resolved(facts: PartitionFacts) -> OffsetRange:
-            start = self.start_of(facts)
+            start = begun.get(facts.topic, {}).get(facts.partition)
+            start = self.start_of(facts) if start is None else start
             end = self._offset(facts, self._options.ending.spec_for(facts.topic, facts.partition))
             return self.existing(facts, start, facts.end_offset if end is None else end)
 

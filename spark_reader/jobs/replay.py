@@ -1,16 +1,18 @@
-"""Replays a range of a topic to Parquet or JSON files by date and hour, or to another topic.
+"""Replays a range of a topic to Parquet or JSON files by date, or to another topic. Run again, it
+goes on where it was.
 
 The target folder while it is being written (readers ignore names that begin with `_`):
 
-| path                                  |                                                  |
-|---------------------------------------|--------------------------------------------------|
-| `date=2013-07-04/hour=12/00003-part…` | rows of a finished step, after its number        |
-| `_tierlog_replay/plan.json`           | what every step reads (`replay_plan`)            |
-| `_tierlog_replay/step-00003/`         | rows of an unfinished step                       |
-| `_tierlog_replay/done-00003`          | a finished step: its number of records           |
+| path                                  |                                                    |
+|---------------------------------------|----------------------------------------------------|
+| `date=2013-07-04/00003-part…`         | rows of a step, after its number                   |
+| `_tierlog_replay/position-00004.json` | what was read by the first four steps, and the     |
+|                                       | files of the last of them (`replay_plan`)          |
+| `_tierlog_replay/step-00004/`         | rows of a step that is written, or moved           |
 
-* Files are exactly-once: a step is staged, and moved when Spark has completed it. An interrupted
-  replay resumes where it stopped; repeating a move changes nothing.
+* Files are exactly-once: Spark writes a step aside, one write publishes its files with the position
+  after them, and they are moved into place. What was not published is deleted by the next run;
+  moves that were interrupted are repeated, which changes nothing.
 * Topics are at-least-once, like the sink: an interrupted step is written again.
 * In a target topic, the rows of a partition keep their order, keys, headers and timestamps.
 """
@@ -18,15 +20,16 @@ The target folder while it is being written (readers ignore names that begin wit
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from tierlog.record_format.errors import InvalidRequest
 from tierlog.spark_reader.access import Connections
 from tierlog.spark_reader.jobs.hadoop_files import HadoopFolder
 from tierlog.spark_reader.jobs.replay_plan import (
-    ReplayPlan,
+    Position,
     Step,
     from_json,
     split_into_steps,
@@ -35,7 +38,7 @@ from tierlog.spark_reader.jobs.replay_plan import (
 from tierlog.spark_reader.jobs.session import Progress, progress_reported
 from tierlog.spark_reader.options import NAMES, ReadOptions, parse_options
 from tierlog.spark_reader.planner import Planner
-from tierlog.spark_reader.s3a import S3ASettings, settings_of
+from tierlog.spark_reader.s3a import settings_of
 from tierlog.spark_reader.splits import MAX_SPLIT_BYTES, DataLoss
 from tierlog.spark_reader.topics import Topics
 
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
 STEP_BYTES: Final = 4 * 1024**3
 
 _NOTES: Final = "_tierlog_replay"
-_PLAN: Final = f"{_NOTES}/plan.json"
+_POSITION: Final = re.compile(r"position-[0-9]+\.json")
 # Of the source's options, those that affect which rows are read, or how. No secret is among them;
 # options that are not the source's, such as those of Kafka, may be secrets.
 _COMPARED: Final = NAMES - frozenset(
@@ -56,7 +59,6 @@ _COMPARED: Final = NAMES - frozenset(
     )
 )
 _DAY_MS: Final = 86_400_000
-_HOUR_MS: Final = 3_600_000
 
 Log = Callable[[str], None]
 
@@ -89,12 +91,12 @@ class ToTopic:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayReport:
-    """`resumed` is the number of steps that were finished before this run."""
+    """`steps` and `records` are this run's, `total_records` those of all runs."""
 
     target: str
     steps: int
-    resumed: int
     records: int
+    total_records: int
 
 
 def replay(
@@ -106,82 +108,114 @@ def replay(
     progress: Progress | None = None,
     log: Log = print,
 ) -> ReplayReport:
-    """Read with `source` (options of the Spark source) and write to `target`.
+    """Read with `source` (options of the Spark source) and write to `target`, from where an earlier
+    run with the same folder has stopped.
 
-    Raises InvalidRequest if the folder belongs to another replay; DataLoss, also if a topic was
-    re-created since the plan was made; and Spark's errors.
+    Raises InvalidRequest if the folder belongs to another replay, or another run writes to it;
+    DataLoss, also if a topic was re-created since the first run; and Spark's errors.
     """
     notes = HadoopFolder(session, target.notes)
     s3a = settings_of(session)
-    plan = _plan(notes, source, target, s3a=s3a, step_bytes=step_bytes, log=log)
-    there = set(notes.names(_NOTES))  # with what a crash left of a file that was being written
-    done = {number for number in range(len(plan.steps)) if _done(number) in there}
-    for number, step in enumerate(plan.steps):
-        if number in done:
-            continue
-        log(f"step {number + 1} of {len(plan.steps)}")
-        _check_topics(plan, parse_options(step_options(step, source), streaming=False, s3a=s3a))
-        with progress_reported(session, progress):
-            _Step(session, source, target, notes, number, step).run_step()
-    records = sum(
-        int(json.loads(notes.read_text(f"{_NOTES}/{_done(number)}"))["records"])
-        for number in range(len(plan.steps))
-    )
-    return ReplayReport(
-        target=target.notes, steps=len(plan.steps), resumed=len(done), records=records
-    )
-
-
-def _done(number: int) -> str:
-    return f"done-{number:05d}"
-
-
-def _plan(
-    notes: HadoopFolder,
-    source: Mapping[str, str],
-    target: ToFiles | ToTopic,
-    *,
-    s3a: S3ASettings,
-    step_bytes: int,
-    log: Log,
-) -> ReplayPlan:
-    asked = _request(source, target)
-    if notes.exists(_PLAN):
-        plan = from_json(notes.read_text(_PLAN), file=notes.url(_PLAN))
-        if plan.asked != asked:
-            changed = sorted(k for k in {*plan.asked, *asked} if plan.asked.get(k) != asked.get(k))
-            raise InvalidRequest(
-                f"{notes.url()} belongs to another replay: {', '.join(changed)} differ; "
-                "use another folder, or the same options"
-            )
-        log(f"resuming the plan in {notes.url(_PLAN)}")
-        return plan
-    if others := [name for name in notes.names() if not name.startswith(("_", "."))]:
-        raise InvalidRequest(
-            f"{notes.url()} is not empty and not a replay's folder: it contains {others[0]}"
-        )
+    begun = position = _begin(notes, _request(source, target), log=log)
     options = parse_options(source, streaming=False, s3a=s3a)
+    steps, topic_ids = _steps(options, position, step_bytes=step_bytes, log=log)
+    for number, step in enumerate(steps):
+        log(f"step {number + 1} of {len(steps)}")
+        _check_topics(
+            topic_ids, parse_options(step_options(step, source), streaming=False, s3a=s3a)
+        )
+        with progress_reported(session, progress):
+            written = _Step(session, source, target, notes, position.steps, step).write_step()
+        position = position.after_step(step, topic_ids, **written._asdict())
+        _publish(notes, position)
+    return ReplayReport(
+        target=target.notes,
+        steps=len(steps),
+        records=position.records - begun.records,
+        total_records=position.records,
+    )
+
+
+def _begin(notes: HadoopFolder, asked: Mapping[str, str], *, log: Log) -> Position:
+    """The position that was published last; its files are in place, and what was not published is
+    deleted.
+    """
+    found = [name for name in notes.names(_NOTES) if _POSITION.fullmatch(name)]
+    if not found:
+        if others := [name for name in notes.names() if not name.startswith(("_", "."))]:
+            raise InvalidRequest(
+                f"{notes.url()} is not empty and not a replay's folder: it contains {others[0]}"
+            )
+        notes.delete(_NOTES)
+        return Position(asked=asked)
+    file = f"{_NOTES}/{max(found, key=lambda name: (len(name), name))}"
+    position = from_json(notes.read_text(file), file=notes.url(file))
+    if position.asked != asked:
+        names = {*position.asked, *asked}
+        changed = sorted(name for name in names if position.asked.get(name) != asked.get(name))
+        raise InvalidRequest(
+            f"{notes.url()} belongs to another replay: {', '.join(changed)} differ; "
+            "use another folder, or the same options"
+        )
+    log(f"going on from {notes.url(file)}")
+    _put_in_place(notes, position)
+    return position
+
+
+def _publish(notes: HadoopFolder, position: Position) -> None:
+    """From here on the step's rows are of the replay. Raises InvalidRequest if another run was
+    first.
+    """
+    name = f"{_NOTES}/{_position_name(position.steps)}"
+    if notes.exists(name):
+        raise InvalidRequest(f"another run has written step {position.steps} of {notes.url()}")
+    notes.write_text(name, position.to_json())
+    _put_in_place(notes, position)
+
+
+def _put_in_place(notes: HadoopFolder, position: Position) -> None:
+    """Move the files of the last step that are still aside, and delete all else that is there."""
+    number = position.steps - 1
+    for path in position.files:
+        folder, _, name = path.rpartition("/")
+        if notes.exists(staged := f"{_staging(number)}/{path}"):
+            notes.move(staged, f"{folder}/{number:05d}-{name}")
+    for name in notes.names(_NOTES):
+        if name != _position_name(position.steps):
+            notes.delete(f"{_NOTES}/{name}")
+
+
+def _position_name(steps: int) -> str:
+    return f"position-{steps:05d}.json"
+
+
+def _staging(number: int) -> str:
+    return f"{_NOTES}/step-{number:05d}"
+
+
+def _steps(
+    options: ReadOptions, position: Position, *, step_bytes: int, log: Log
+) -> tuple[list[Step], dict[str, str]]:
+    """What is left to read, and the ids of the topics."""
     split_bytes = options.limits.split_bytes or MAX_SPLIT_BYTES
     options = replace(options, limits=options.limits._replace(split_bytes=split_bytes))
+    _check_topics(position.topic_ids, options)
     reported: list[str] = []
     planner = Planner(options, report=reported.append, warn=log)
-    ranges = planner.ranges()
+    ranges = planner.ranges(position.next_offsets)
     steps = split_into_steps(
         ranges, planner.splits(ranges), split_bytes=split_bytes, step_bytes=step_bytes
     )
     if len(steps) > 1:  # for a single step Spark's source reports the same
         for line in reported:
             log(line)
-    ids = {one.facts.topic: one.facts.topic_id for one in ranges}
-    plan = ReplayPlan(asked=asked, topic_ids=ids, steps=steps)
-    notes.write_text(_PLAN, plan.to_json())
-    return plan
+    return steps, {one.facts.topic: one.facts.topic_id for one in ranges}
 
 
-def _check_topics(plan: ReplayPlan, options: ReadOptions) -> None:
-    """Raise DataLoss if a topic was re-created: its offsets are not the planned ones."""
+def _check_topics(topic_ids: Mapping[str, str], options: ReadOptions) -> None:
+    """Raise DataLoss if a topic was re-created: its offsets are not those that were read."""
     for topic, _ in Topics(options, Connections(options.access)).chosen():
-        planned = plan.topic_ids.get(topic.name, topic.topic_id)
+        planned = topic_ids.get(topic.name, topic.topic_id)
         if topic.topic_id != planned:
             raise DataLoss(
                 f"topic {topic.name!r} was deleted and re-created (its id is {topic.topic_id}, the "
@@ -201,6 +235,11 @@ def _request(source: Mapping[str, str], target: ToFiles | ToTopic) -> dict[str, 
     }
 
 
+class _Written(NamedTuple):
+    records: int
+    files: Sequence[str]
+
+
 @dataclass(frozen=True, repr=False)
 class _Step:
     """One step of one replay."""
@@ -212,33 +251,23 @@ class _Step:
     number: int
     reads: Step
 
-    def run_step(self) -> None:
-        staging = f"{_NOTES}/step-{self.number:05d}"
+    def write_step(self) -> _Written:
         if isinstance(self.target, ToTopic):
-            records = self._to_topic(self.target)
-        else:
-            records = self._to_files(self.target, staging)
-        self.notes.write_text(f"{_NOTES}/{_done(self.number)}", json.dumps({"records": records}))
-        self.notes.delete(staging)
+            return _Written(records=self._to_topic(self.target), files=())
+        return self._to_files(self.target)
 
-    def _to_files(self, target: ToFiles, staging: str) -> int:
-        """Stage, then move. A complete step whose move was interrupted is not written again."""
-        count = f"{staging}/_records"
-        if not self.notes.exists(count):
-            frame, counted = _counted(_by_hour(self._rows()))
-            if target.kind == "json" and not target.base64:
-                frame = _as_text(frame)
-            writer = frame.write.partitionBy("date", "hour").mode("overwrite")
-            if target.kind == "parquet":
-                writer = writer.option("compression", "zstd")
-            writer.format(target.kind).save(self.notes.url(staging))
-            self.notes.write_text(count, str(counted()))
-        records = int(self.notes.read_text(count))
-        for path in self.notes.walk(staging):
-            folder, _, name = path.rpartition("/")
-            if folder:
-                self.notes.move(f"{staging}/{path}", f"{folder}/{self.number:05d}-{name}")
-        return records
+    def _to_files(self, target: ToFiles) -> _Written:
+        """Write the rows aside: a file a task and day."""
+        staging = _staging(self.number)
+        frame, counted = _counted(_by_date(self._rows()))
+        if target.kind == "json" and not target.base64:
+            frame = _as_text(frame)
+        writer = frame.write.partitionBy("date").mode("overwrite")
+        if target.kind == "parquet":
+            writer = writer.option("compression", "zstd")
+        writer.format(target.kind).save(self.notes.url(staging))
+        files = [path for path in self.notes.walk(staging) if "/" in path]
+        return _Written(records=counted(), files=files)
 
     def _to_topic(self, target: ToTopic) -> int:
         rows = self._rows(includeHeaders="true")
@@ -257,14 +286,13 @@ class _Step:
         return self.session.read.format("tierlog").options(**options).load()
 
 
-def _by_hour(rows: DataFrame) -> DataFrame:
-    """Add `date` and `hour` of each record's timestamp in UTC, whatever the session's time zone."""
+def _by_date(rows: DataFrame) -> DataFrame:
+    """Add the `date` of each record's timestamp in UTC, whatever the session's time zone."""
     from pyspark.sql import functions as f
 
     millis = f.unix_millis("timestamp")
     date = f.date_add(f.lit("1970-01-01").cast("date"), f.floor(millis / _DAY_MS).cast("int"))
-    hour = f.floor(f.pmod(millis, f.lit(_DAY_MS)) / _HOUR_MS).cast("int")
-    return rows.withColumns({"date": date, "hour": f.lpad(hour.cast("string"), 2, "0")})
+    return rows.withColumn("date", date)
 
 
 def _as_text(rows: DataFrame) -> DataFrame:

@@ -1,22 +1,24 @@
-"""The steps of a replay, and the rows that each reads. Pure; stored as JSON beside the output.
+"""The steps of a replay, and its position: the rows that each reads, and what was read. Pure; the
+position is stored as JSON beside the output, a new file for each step:
 
     {"format_version": 1, "asked": {...}, "topic_ids": {"flights": "<topic id>"},
-     "steps": [{"flights": {"0": [0, 5000], "1": [0, 4700]}}]}
+     "next_offsets": {"flights": {"0": 5000}}, "steps": 4, "records": 9700,
+     "files": ["date=2013-07-04/part-00000-….parquet"]}
 
-* The plan is made once. A resumed replay reads the same offsets as the first run, whatever was
-  appended since, of the same topics: ids distinguish them from re-created topics (older plans have
-  none).
+* The next run begins at `next_offsets`, of the same topics: ids distinguish them from re-created
+  ones. Partitions that are not there yet begin where the request says.
+* `files` are those of the last step, published by the same write as the offsets after them: their
+  rows are of the replay from then on, and no other attempt's.
 * A step is about `step_bytes` of the log. Its ranges continue those of the previous step, and the
   steps together are the requested range.
-* `asked` is the request, without secrets. It is compared when a replay resumes: a folder belongs to
-  one request.
+* `asked` is the request, without secrets: a folder belongs to one request.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from tierlog.record_format.errors import CorruptDataError
@@ -32,49 +34,53 @@ Step = Mapping[str, Mapping[int, Range]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayPlan:
+class Position:
+    """Where a replay is after `steps` steps, of which the last wrote `files`."""
+
     asked: Mapping[str, str]
-    topic_ids: Mapping[str, str]
-    steps: Sequence[Step]
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    next_offsets: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    steps: int = 0
+    records: int = 0
+    files: Sequence[str] = ()
+
+    def after_step(
+        self, step: Step, topic_ids: Mapping[str, str], *, records: int, files: Sequence[str]
+    ) -> Position:
+        reached = {
+            topic: {number: end for number, (_, end) in of.items()} for topic, of in step.items()
+        }
+        return Position(
+            asked=self.asked,
+            topic_ids={**self.topic_ids, **topic_ids},
+            next_offsets={
+                topic: {**self.next_offsets.get(topic, {}), **reached.get(topic, {})}
+                for topic in {*self.next_offsets, *reached}
+            },
+            steps=self.steps + 1,
+            records=self.records + records,
+            files=files,
+        )
 
     def to_json(self) -> str:
-        steps = [
-            {
-                topic: {str(number): list(one) for number, one in partitions.items()}
-                for topic, partitions in step.items()
-            }
-            for step in self.steps
-        ]
-        document = {
-            "format_version": FORMAT_VERSION,
-            "asked": dict(self.asked),
-            "topic_ids": dict(self.topic_ids),
-            "steps": steps,
-        }
-        return json.dumps(document, indent=1)
+        return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1)
 
 
-def from_json(text: str, *, file: str) -> ReplayPlan:
+def from_json(text: str, *, file: str) -> Position:
     """Raises CorruptDataError."""
     try:
         document = json.loads(text)
-        if document["format_version"] != FORMAT_VERSION:
-            detail = f"replay plan has format version {document['format_version']!r}"
+        version = document.pop("format_version")
+        if version != FORMAT_VERSION:
+            detail = f"a replay's position has format version {version!r}"
             raise CorruptDataError(f"{detail}; this tierlog supports {FORMAT_VERSION}", file=file)
-        steps = [_step(one) for one in document["steps"]]
-        ids = dict(document.get("topic_ids", {}))
-        return ReplayPlan(asked=dict(document["asked"]), topic_ids=ids, steps=steps)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CorruptDataError("is not a replay plan", file=file) from error
-
-
-def _step(document: Any) -> Step:
-    return {
-        str(topic): {
-            int(number): (int(start), int(end)) for number, (start, end) in partitions.items()
+        document["next_offsets"] = {
+            topic: {int(number): int(offset) for number, offset in of.items()}
+            for topic, of in document["next_offsets"].items()
         }
-        for topic, partitions in document.items()
-    }
+        return Position(**document)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CorruptDataError("is not a replay's position", file=file) from error
 
 
 def split_into_steps(

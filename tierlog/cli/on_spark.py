@@ -270,7 +270,7 @@ def replay(
     step_bytes: StepBytes = "4GiB",
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Copy a range of a topic elsewhere, in steps. If run again, it resumes where it stopped."""
+    """Copy a range of a topic elsewhere, in steps. If run again, it goes on where it was."""
     if [to_parquet, to_json, to_topic].count(None) != 2:
         raise typer.BadParameter("give exactly one of --to-parquet, --to-json and --to-topic")
     target: ToFiles | ToTopic

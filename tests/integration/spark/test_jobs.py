@@ -49,25 +49,32 @@ def written(tiers, topic="flights"):
 
 
 def replayed(folder):
-    """The rows of a Parquet folder, whose path must match their hour."""
+    """The rows of a Parquet folder, whose path must match their day."""
     partitioning = ds.partitioning(flavor="hive")
     table = ds.dataset(str(folder), format="parquet", partitioning=partitioning).to_table()
     rows = []
     for row in table.to_pylist():
         moment = row["timestamp"]
-        assert (str(row["date"]), row["hour"]) == (f"{moment:%Y-%m-%d}", moment.hour)
+        assert str(row["date"]) == f"{moment:%Y-%m-%d}"
         at = round(moment.timestamp() * 1000)
         rows.append((row["partition"], row["offset"], row["key"], row["value"], at))
     return sorted(rows)
 
 
 def die_after_count(frame):
-    """Fail after Spark has written the step, before it is recorded."""
+    """Fail after Spark has written the step, before it is published."""
 
     def die():
-        raise OSError("killed before it was recorded")
+        raise OSError("killed before it was published")
 
     return replay_module.really_counted(frame)[0], die
+
+
+def die_while_publishing(folder, name, to):
+    """Fail once the position after the second step is written, before it has its name."""
+    if to.endswith("position-00002.json"):
+        raise OSError("killed while publishing")
+    folder.really_move(name, to)
 
 
 def die_while_moving(folder, name, to):
@@ -78,35 +85,54 @@ def die_while_moving(folder, name, to):
     folder.really_move(name, to)
 
 
-def test_an_interrupted_replay_resumes_and_writes_every_row_once(
+def test_an_interrupted_replay_goes_on_and_writes_every_row_once(
     spark, tiers, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(replay_module, "really_counted", replay_module._counted, raising=False)
     monkeypatch.setattr(HadoopFolder, "really_move", HadoopFolder.move, raising=False)
     monkeypatch.setattr(HadoopFolder, "moved", False, raising=False)
-    target = ToFiles(folder=(tmp_path / "out").as_uri())
+    out, notes = tmp_path / "out", tmp_path / "out/_tierlog_replay"
 
     def run(**extra):
         options = source(tiers, splitBytes="128k", **extra)
-        return replay(spark, options, target, step_bytes=600_000, log=lambda _: None)
+        return replay(
+            spark, options, ToFiles(folder=out.as_uri()), step_bytes=600_000, log=lambda _: None
+        )
 
     for target_object, name, replacement, message in (
-        (replay_module, "_counted", die_after_count, "before it was recorded"),
+        (replay_module, "_counted", die_after_count, "before it was published"),
+        (HadoopFolder, "move", die_while_publishing, "while publishing"),
         (HadoopFolder, "move", die_while_moving, "between the files"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(target_object, name, replacement)
             with pytest.raises(OSError, match=message):
                 run()
-    report = run()
-    assert (report.steps, report.resumed, report.records) == (2, 1, 4800)
-    assert replayed(tmp_path / "out") == sorted(written(tiers))
-    (tmp_path / "out" / "_tierlog_replay" / "done-00001.writing").touch()  # left by a crash
-    assert run().resumed == 2
+    assert run().total_records == 4800
+    assert replayed(out) == sorted(written(tiers))
+    again = run()
+    assert (again.steps, again.records, again.total_records) == (0, 0, 4800)
+    assert [one.name.partition("-")[0] for one in notes.glob("[!.]*")] == ["position"]
     with pytest.raises(InvalidRequest, match="belongs to another replay: endingOffsets"):
         run(endingOffsets='{"flights": {"0": 10}}')
     with pytest.raises(InvalidRequest, match="is not empty"):
         replay(spark, source(tiers), ToFiles(folder=tmp_path.as_uri()), log=lambda _: None)
+
+
+def test_a_second_replay_goes_on_where_the_first_ended_with_a_file_a_task_and_day(spark, tmp_path):
+    with two_tiers(tmp_path) as tiers:
+        tiers.create("flights", partitions=2)
+        target = ToFiles(folder=(tmp_path / "out").as_uri())
+        for records in (500, 700):
+            tiers.produce("flights", records)
+            report = replay(spark, source(tiers, splitBytes="1m"), target, log=lambda _: None)
+            assert (report.steps, report.records) == (1, 2 * records)
+            assert replayed(tmp_path / "out") == sorted(written(tiers))
+            tiers.offload("flights")
+        files = list((tmp_path / "out").rglob("*.parquet"))
+        assert {one.parent.parent for one in files} == {tmp_path / "out"}
+        of_tasks = {(one.parent.name, one.name[: len("00001-part-00003")]) for one in files}
+        assert len(of_tasks) == len(files)
 
 
 def test_an_offset_range_is_replayed_to_json_lines(spark, tiers, tmp_path):
@@ -116,7 +142,7 @@ def test_an_offset_range_is_replayed_to_json_lines(spark, tiers, tmp_path):
     assert replay(spark, options, target, log=lambda _: None).records == 110
     lines = [
         json.loads(line)
-        for file in (tmp_path / "out").glob("date=*/hour=*/*.json")
+        for file in (tmp_path / "out").glob("date=*/*.json")
         for line in file.read_text().splitlines()
     ]
     found = sorted((line["offset"], b64decode(line["value"])) for line in lines)
@@ -125,7 +151,7 @@ def test_an_offset_range_is_replayed_to_json_lines(spark, tiers, tmp_path):
 
 def die_before_recording(folder, name, text):
     """Fail after the rows of the second step are written, before it is recorded."""
-    if name.endswith("done-00001"):
+    if name.endswith("position-00002.json"):
         raise OSError("killed before it was recorded")
     folder.really_write_text(name, text)
 
@@ -151,10 +177,11 @@ def test_a_replay_to_a_topic_keeps_the_order_and_repeats_an_interrupted_step(
             patch.setattr(HadoopFolder, "write_text", die_before_recording)
             with pytest.raises(OSError, match="before it was recorded"):
                 run()
+        (tmp_path / "token").write_text("any")
         reports = [run(), run(splitBytes="16k", tokenFile=str(tmp_path / "token"))]
-        assert [(report.records, report.steps, report.resumed) for report in reports] == [
-            (1000, 2, 1),
-            (1000, 2, 2),
+        assert [(report.total_records, report.steps) for report in reports] == [
+            (1000, 2),
+            (1000, 0),
         ]
         with pytest.raises(InvalidRequest, match="belongs to another replay: keep partitions"):
             run(replace(target, keep_partitions=False))

@@ -6,7 +6,7 @@ import pytest
 from tierlog.record_format.errors import CorruptDataError
 from tierlog.spark_reader.jobs.replay import ToFiles, _request
 from tierlog.spark_reader.jobs.replay_plan import (
-    ReplayPlan,
+    Position,
     from_json,
     split_into_steps,
     step_options,
@@ -59,24 +59,30 @@ def test_an_empty_range_gives_no_step():
     assert split_into_steps([offset_range(0, 5, 5)], [], split_bytes=100, step_bytes=100) == []
 
 
-def test_plans_round_trip_and_invalid_ones_are_refused():
-    steps = [{"t": {0: (0, 5), 3: (1, 2)}}]
-    plan = ReplayPlan(asked={"subscribe": "t"}, topic_ids={"t": "id"}, steps=steps)
-    assert from_json(plan.to_json(), file="plan.json") == plan
-    older = {k: v for k, v in json.loads(plan.to_json()).items() if k != "topic_ids"}
-    assert from_json(json.dumps(older), file="plan.json").steps == steps
-    assert json.loads(step_options(plan.steps[0], {})["endingOffsets"]) == {"t": {"0": 5, "3": 2}}
+def test_a_position_goes_on_with_each_step_and_round_trips():
+    position = Position(asked={"subscribe": "t"})
+    for step, files in (({"t": {0: (0, 5), 3: (1, 2)}}, ["date=a/x"]), ({"t": {0: (5, 9)}}, [])):
+        position = position.after_step(step, {"t": "id"}, records=6, files=files)
+        assert from_json(position.to_json(), file="position.json") == position
+        assert position.files == files
+    assert (position.steps, position.records) == (2, 12)
+    assert position.next_offsets == {"t": {0: 9, 3: 2}}
+    newer = position.to_json().replace('"format_version": 1', '"format_version": 2')
+    with pytest.raises(CorruptDataError, match="position has format version 2"):
+        from_json(newer, file="position.json")
+    for broken in ("", "[]", "{}", position.to_json().replace("steps", "step")):
+        with pytest.raises(CorruptDataError, match=r"position\.json: is not a replay's position"):
+            from_json(broken, file="position.json")
+
+
+def test_a_step_reads_its_offsets_and_no_other_partitions():
+    step = {"t": {0: (0, 5), 3: (1, 2)}}
+    assert json.loads(step_options(step, {})["endingOffsets"]) == {"t": {"0": 5, "3": 2}}
     versions = {"manifestVersion": '{"t": {"0": 7, "1": 8}, "u": {"0": 9}}'}
-    assert step_options(plan.steps[0], versions)["manifestVersion"] == '{"t": {"0": 7}}'
-    newer = plan.to_json().replace('"format_version": 1', '"format_version": 2')
-    with pytest.raises(CorruptDataError, match="replay plan has format version 2"):
-        from_json(newer, file="plan.json")
-    for broken in ("", "[]", "{}", plan.to_json().replace("[", "{", 1)):
-        with pytest.raises(CorruptDataError, match=r"plan\.json: is not a replay plan"):
-            from_json(broken, file="plan.json")
+    assert step_options(step, versions)["manifestVersion"] == '{"t": {"0": 7}}'
 
 
-def test_a_plan_has_the_options_that_choose_the_rows_and_no_secret():
+def test_a_position_has_the_options_that_choose_the_rows_and_no_secret():
     chosen = {"subscribe": "t", "Tier": "cold", "kafka.isolation.level": "read_committed"}
     secret = {"token": "hunter2", "secretAccessKey": "hunter2"}
     secret |= {"kafka.sasl.jaas.config": "hunter2", "fs.s3a.secret.key": "hunter2"}
