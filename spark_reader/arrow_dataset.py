@@ -43,6 +43,7 @@ from tierlog.spark_reader.split_reader import SplitReader, read_in_order
 from tierlog.spark_reader.splits import (
     Filters,
     OffsetRange,
+    Split,
     SplitLimits,
     Warn,
     log_to_stderr,
@@ -166,22 +167,20 @@ class TopicDataset(ds.InMemoryDataset):  # type: ignore[misc]
         """Plan a scan, whose rows are read as it is consumed, once. Arrow's other options, of batch
         sizes and how far to read ahead, change nothing: those of the dataset hold.
         """
-        where, ranges, bounds = self._narrow(self._with(filter))
-        limits = self._options.limits
-        if limits == SplitLimits():
-            limits = SplitLimits(split_bytes=SPLIT_BYTES)
-        options = replace(self._options, limits=limits)
-        planner = Planner(options, report=lambda _: None, warn=self._warn)
-        splits = planner.splits(ranges, Filters(bounds))
-        wanted = self._columns_to_read(columns, where)
-        reader = SplitReader(self._options, wanted, row_filter=bounds, warn=self._warn)
-        chosen = self.schema.names if columns is None else columns
+        scan, splits = self._plan(columns, filter)
+        reader = scan.reader()
         size_bytes = sum(map(reader.planned_bytes, splits))
         ahead = self._ahead if use_threads else self._ahead._replace(threads=1)
-        batches = read_in_order(reader, splits, **ahead._asdict())
-        return TopicScanner(
-            _schema(wanted), batches, columns=chosen, where=where, planned_bytes=size_bytes
-        )
+        return scan.scanner(read_in_order(reader, splits, **ahead._asdict()), size_bytes)
+
+    def parts(
+        self,
+        columns: ColumnChoice = None,
+        filter: pc.Expression | None = None,  # noqa: A002
+    ) -> list[TopicPart]:
+        """The splits of a scan, in order, to be read in other processes."""
+        scan, splits = self._plan(columns, filter)
+        return [TopicPart(scan, split) for split in splits]
 
     def count_rows(self, filter: pc.Expression | None = None, **options: Any) -> int:  # noqa: A002
         """Count rows. Of a filter that is a range of offsets or times, of any topics and
@@ -204,6 +203,20 @@ class TopicDataset(ds.InMemoryDataset):  # type: ignore[misc]
         if expression is None or self._where is None:
             return self._where if expression is None else expression
         return self._where & expression
+
+    def _plan(
+        self, columns: ColumnChoice, expression: pc.Expression | None
+    ) -> tuple[_Scan, list[Split]]:
+        where, ranges, bounds = self._narrow(self._with(expression))
+        limits = self._options.limits
+        if limits == SplitLimits():
+            limits = SplitLimits(split_bytes=SPLIT_BYTES)
+        options = replace(self._options, limits=limits)
+        planner = Planner(options, report=lambda _: None, warn=self._warn)
+        wanted = self._columns_to_read(columns, where)
+        chosen = self.schema.names if columns is None else columns
+        scan = _Scan(options, wanted, bounds, where, chosen, self._warn)
+        return scan, planner.splits(ranges, Filters(bounds))
 
     def _narrow(
         self, where: pc.Expression | None
@@ -234,6 +247,41 @@ class TopicDataset(ds.InMemoryDataset):  # type: ignore[misc]
         )
 
     get_fragments = join = join_asof = sort_by = replace_schema = _refuse
+
+
+class _Scan(NamedTuple):
+    """Which rows and columns of its splits a scan reads, and what it then selects."""
+
+    options: ReadOptions
+    wanted: tuple[str, ...]
+    bounds: RowFilter
+    where: pc.Expression | None
+    columns: Sequence[str] | Mapping[str, pc.Expression]
+    warn: Warn
+
+    def reader(self) -> SplitReader:
+        return SplitReader(self.options, self.wanted, row_filter=self.bounds, warn=self.warn)
+
+    def scanner(self, rows: Iterator[pa.RecordBatch], planned_bytes: int) -> TopicScanner:
+        return TopicScanner(
+            _schema(self.wanted),
+            rows,
+            columns=self.columns,
+            where=self.where,
+            planned_bytes=planned_bytes,
+        )
+
+
+class TopicPart(NamedTuple):
+    """A part of a scan, of about 16 MiB of the log. It may be pickled."""
+
+    scan: _Scan
+    split: Split
+
+    def to_table(self) -> pa.Table:
+        """Its rows. Raises DataLoss, CorruptDataError and others."""
+        rows = self.scan.reader().read_split(self.split)
+        return self.scan.scanner(rows, self.split.size_bytes).to_table()
 
 
 class TopicScanner:
