@@ -229,6 +229,7 @@ STEPS: dict[str, Step | tuple[Step, int]] = {
     ),
     "the first again": lambda _: Beat("g", "m1", 2),
     "offsets before a read": lambda _: offsets(flights=[0]),
+    "all offsets before a read": lambda _: offsets(),
     # Records
     "no session": lambda c: fetch(c, 1),
     "no group to fetch for": lambda c: fetch(c, 0, group=None),
