@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -29,7 +30,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tierlog.cli.cluster_view import EVENTS_MAX, Led, Look, Process, Story, picture
-from tierlog.cli.demo_processes import free_port
 from tierlog.cli.output import note
 from tierlog.client.client import Client
 from tierlog.client.exchange import NO_RETRIES
@@ -46,6 +46,8 @@ START_S: Final = 60.0
 STOP_S: Final = 60.0
 REPLICAS: Final = 3  # of each partition, unless a topic is created with another number
 _KEY: Final = ".command"
+_ANYWHERE: Final = "127.0.0.1:0"
+_LISTENS: Final = re.compile(r"tierlog listens on (\S+), Kafka clients connect to (\S+),")
 # What happens is to be seen at once; a folder costs nothing to ask.
 _QUICK: Final = (
     "--heartbeat-interval-ms=500",
@@ -56,15 +58,25 @@ _QUICK: Final = (
 
 
 class DevBroker:
-    """One of the lab's. `port` and `kafka_port` are those of its last start, if they are free."""
+    """One of the lab's. `port` and `kafka_port` are those of its last start; if another has them
+    when it starts, it has others.
+    """
 
     def __init__(self, folder: Path, node_id: int, *, port: int, kafka_port: int) -> None:
         self.node_id, self._path = node_id, folder / f"broker-{node_id}"
         self._child: subprocess.Popen[bytes] | None = None
-        ports = self._last_ports() or (port, kafka_port)
-        self.url = f"http://127.0.0.1:{free_port(ports[0])}"
-        self.kafka = f"127.0.0.1:{free_port(ports[1])}"
-        self.client = Client(self.url, token="", timeout_s=ASK_S, retries=NO_RETRIES)
+        self._flags: Sequence[str] = ()
+        self._log_start = 0
+        port, kafka_port = self._last_ports() or (port, kafka_port)
+        self._listen, self.kafka = f"127.0.0.1:{port}", f"127.0.0.1:{kafka_port}"
+        self.client = self._client()
+
+    @property
+    def url(self) -> str:
+        return f"http://{self._listen}"
+
+    def _client(self) -> Client:
+        return Client(self.url, token="", timeout_s=ASK_S, retries=NO_RETRIES)
 
     def _file(self, suffix: str) -> Path:
         return self._path.with_name(self._path.name + suffix)
@@ -94,29 +106,52 @@ class DevBroker:
         return None
 
     def start(self, flags: Sequence[str]) -> None:
-        command = [
+        self._flags = flags
+        self._write_command()
+        with self.log.open("ab") as log:
+            self._log_start = log.tell()
+            self._child = subprocess.Popen(  # noqa: S603  ourselves
+                self._command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._file(".pid").write_text(f"{self._child.pid}\n")
+
+    def _write_command(self) -> None:
+        self._file(_KEY).write_text(f"exec {shlex.join(self._command())}\n")
+
+    def _command(self) -> list[str]:
+        return [
             # -P: modules of the folder in which this was called are not the broker's.
             *(sys.executable, "-P", "-m", "tierlog.cli.main", "serve", "--join"),
             f"--node-id={self.node_id}",
             f"--data-dir={self._path}/",
-            f"--listen={self.url.removeprefix('http://')}",
+            f"--listen={self._listen}",
             f"--kafka-listen={self.kafka}",
-            *flags,
+            *self._flags,
         ]
-        self._file(_KEY).write_text(f"exec {shlex.join(command)}\n")
-        with self.log.open("ab") as log:
-            self._child = subprocess.Popen(  # noqa: S603  ourselves
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        self._file(".pid").write_text(f"{self._child.pid}\n")
 
     def check_started(self) -> bool:
         """Whether it serves. Raises ConfigurationError if it has ended instead."""
+        said = self.log.read_bytes()[self._log_start :].decode(errors="replace")
         if self._child is not None and self._child.poll() is not None:
-            lines = self.log.read_text(errors="replace").strip().splitlines()
+            if "cannot listen on" in said and self._listen != _ANYWHERE:
+                self._listen = self.kafka = _ANYWHERE
+                self.start(self._flags)
+                return False
+            lines = said.strip().splitlines()
             raise ConfigurationError(
                 f"broker {self.node_id} ended: {lines[-1] if lines else self.log}"
             )
+        if (listens := _LISTENS.search(said)) is None:
+            return False
+        if self._listen == _ANYWHERE:
+            self._listen, self.kafka = listens[1].removeprefix("http://"), listens[2]
+            self.client.close()
+            self.client = self._client()
+            self._write_command()
         with suppress(TierlogError):
             return self.client.readiness().ready
         return False

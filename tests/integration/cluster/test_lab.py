@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from tests.fakes.command_line import ENVIRONMENT, ROOT, Program
 from tests.fakes.forked import Forked
 from tests.fakes.page_blocks import Shell, blocks_of
 from tests.fakes.waiting import until
+from tierlog.cli.cluster_dev import DevBroker
 from tierlog.client.client import Client
 
 ALONE = ("--replication-factor", "1")
@@ -67,6 +69,24 @@ def lab(folder: Path, shown: Path) -> Iterator[Lab]:
         command = ["ps", "-p", pid.read_text().strip(), "-o", "stat="]
         left = subprocess.run(command, capture_output=True, text=True, check=False).stdout
         assert left.strip()[:1] in ("", "Z"), "nothing is left behind"
+
+
+def test_a_broker_whose_port_another_took_meanwhile_has_one_of_its_own(tmp_path: Path) -> None:
+    port = free_port()
+    broker = DevBroker(tmp_path, 0, port=port, kafka_port=free_port())
+    with socket.create_server(("127.0.0.1", port)):
+        broker.start([f"--store={(tmp_path / 'bucket').as_uri()}"])
+        try:
+            until(broker.check_started, patience_s=60)
+            assert broker.url != f"http://127.0.0.1:{port}"
+            again = DevBroker(tmp_path, 0, port=port, kafka_port=1)
+            assert again.process() == broker.process(), "it is started there again"
+            with again.client, broker.client:
+                assert again.client.readiness().ready
+        finally:
+            broker.terminate()
+            assert broker._child is not None
+            broker._child.wait(60)
 
 
 def test_the_death_of_a_leader_is_seen_within_ten_seconds_and_a_consumer_goes_on(
