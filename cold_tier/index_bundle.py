@@ -43,53 +43,15 @@ from enum import IntEnum, IntFlag
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+from tierlog.cold_tier.table_layout import TableLayout
 from tierlog.record_format.batch import Buffer
 from tierlog.record_format.crc32c import crc32c_of
-from tierlog.record_format.errors import CorruptObject, UnknownFormatVersion
+from tierlog.record_format.errors import CorruptObject
 
-_CRC: Final = struct.Struct(">I")
-FORMAT_VERSION: Final = 1
-
-
-class _Layout(NamedTuple):
-    """A header that ends with a count, as many entries, and the CRC-32C of all that."""
-
-    what: str
-    magic: bytes
-    header: struct.Struct
-    entry: struct.Struct
-
-    def size_bytes(self, count: int) -> int:
-        return self.header.size + count * self.entry.size + _CRC.size
-
-    def pack(self, *fields: int, entries: Sequence[tuple[int, ...]]) -> bytes:
-        body = self.header.pack(
-            self.magic, FORMAT_VERSION, self.entry.size, *fields, len(entries)
-        ) + b"".join(self.entry.pack(*entry) for entry in entries)
-        return body + _CRC.pack(crc32c_of(body))
-
-    def unpack(self, data: Buffer, *, file: str) -> tuple[list[int], list[tuple[int, ...]]]:
-        """The header's fields and the entries that `data` begins with."""
-        if len(data) < self.size_bytes(0) or bytes(data[:4]) != self.magic:
-            raise CorruptObject(f"is not a {self.what}", file=file)
-        _, version, entry_size, *fields, count = self.header.unpack_from(data)
-        if version != FORMAT_VERSION:
-            raise UnknownFormatVersion(
-                f"{self.what} has format version {version}; this tierlog supports {FORMAT_VERSION}",
-                file=file,
-            )
-        end = self.size_bytes(count) - _CRC.size
-        if entry_size != self.entry.size or len(data) < end + _CRC.size:
-            raise CorruptObject(f"the {self.what} is truncated", file=file)
-        if crc32c_of(bytes(data[:end])) != _CRC.unpack_from(data, end)[0]:
-            raise CorruptObject(f"the {self.what} fails its CRC-32C", file=file)
-        return fields, list(self.entry.iter_unpack(bytes(data[self.header.size : end])))
-
-
-_TABLE: Final = _Layout(
+_TABLE: Final = TableLayout(
     "chunk table", b"TLCT", struct.Struct(">4sHHqIqI"), struct.Struct(">qIIqqqqII")
 )
-_DIRECTORY: Final = _Layout(
+_DIRECTORY: Final = TableLayout(
     "bundle of indexes", b"TLIX", struct.Struct(">4sHHqqI"), struct.Struct(">IIqq")
 )
 
