@@ -69,7 +69,7 @@ def test_the_size_of_a_step_is_read_as_a_setting_is(monkeypatch, given, step_byt
 
     def replay(session, rows, target, **named):
         asked.update(named)
-        return ReplayReport(target="b", steps=0, resumed=0, records=0)
+        return ReplayReport(target="b", steps=0, records=0, total_records=0)
 
     monkeypatch.setattr("tierlog.spark_reader.jobs.replay.replay", replay)
     more = () if given is None else ("--step-bytes", given)
