@@ -216,8 +216,8 @@ class Elections:
             sent = replica.sent
             if sent is not None and newest.taken < sent.version:
                 return
-            replica.sent, replica.newest = None, newest
             replica.keep(election.keep_settled(replica.kept, in_force))
+            replica.sent, replica.newest = None, newest
             is_mine = sent is not None and found.nonce == sent.nonce
             if replica.role is Role.LEADER and self._leads_on(replica, in_force):
                 return

@@ -95,10 +95,12 @@ class FetchAnswers:
             last_epoch=one.last_epoch,
             end_offset=one.end_offset,
         )
-        # Nothing is known of epochs that ended where the local log begins: all of them is in the
-        # bucket, and so is all that the follower has.
-        is_older = at is not None and at[0] < 0 and one.end_offset <= partition.first_local_offset
-        return None if is_older else at
+        if at is None or at[0] >= 0:
+            return at
+        # An epoch older than those known ended where the first of them begins, as in Kafka's
+        # LeaderEpochFileCache: what is below is trimmed, or in the bucket.
+        start = epochs[0][1]
+        return (one.last_epoch, start) if one.end_offset > start else None
 
     def _read(
         self, one: PartitionFetch, now: PartitionAnswer, term: Term, left: int

@@ -5,6 +5,7 @@ and in the code around them. Every one is caught, or the simulation is no proof 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from tierlog.broker.replication.in_sync import Leadership
 from tierlog.broker.replication.replica import Replica, Role
 from tierlog.broker.replication.term import Term
 from tierlog.hot_tier import replica_append
+from tierlog.hot_tier.log_writer import LogWriter
 from tierlog.hot_tier.planned_records import PlannedRecords
 
 Plant = pytest.MonkeyPatch
@@ -75,6 +77,17 @@ def _(plant: Plant) -> None:
         "note_fetch",
         lambda lead, fetch, **_: note(lead, fetch._replace(epoch=lead.epoch), diverges=False),
     )
+
+
+@bug("a flush that failed is taken for done")
+def _(plant: Plant) -> None:
+    sync = LogWriter._sync
+
+    def syncs(self: LogWriter, target: Any) -> None:
+        with suppress(OSError):
+            sync(self, target)
+
+    plant.setattr(LogWriter, "_sync", syncs)
 
 
 @bug("an append is answered once the leader has flushed it")

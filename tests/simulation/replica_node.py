@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 SESSION_MS, LAG_MS = 1_000, 1_500
 NEVER_MS = 10**9
+LEADERS = ("produce", "read", "copy", "keep_up", "roll", "trim", "hand_over", "reassign", "prefer")
 
 
 class Killed(BaseException):
@@ -210,10 +211,10 @@ class Sightings:
 class Node:
     """One life of one broker. `is_frozen`: it does nothing, and answers nobody. `doing`: the steps
     of it that have begun and not ended, the last one last. `has_led`: its former life ended as a
-    leader, perhaps with a log start that nobody has looked at since.
+    leader, perhaps with a log start that nobody has looked at since. `disk_failed`: once is enough.
     """
 
-    has_led = False
+    has_led = disk_failed = False
 
     def __init__(self, world: World, number: int, path: Path) -> None:
         self.world, self.number, self.path, self.place = world, number, path, world.place
@@ -328,6 +329,14 @@ class Node:
             close_all(one.slices)
             found.append(Fetched(one.answer, memoryview(body)))
         return found
+
+    def has(self, name: str) -> bool:
+        """Whether it has something of the kind to do."""
+        if name in LEADERS:
+            return self.partition is not None
+        if name == "fetch":
+            return bool(self.fetchers)
+        return name not in ("work", "appends") or bool(getattr(self, name).calls)
 
     # --- what it does in the background -----------------------------------------------------------
 

@@ -6,17 +6,18 @@ chance says whose step is next, what fails, what is lost and for how long everyt
   for many: then the broker that waits is as good as stopped by SIGSTOP, and goes on with what it
   knew.
 * A request to the bucket may fail before or after its effect, or land once its sender has given up.
-* A killed broker finds what a process leaves, or what a machine keeps that loses power.
+* A killed broker finds what a process leaves, or what a machine keeps that loses power. A disk may
+  fail to sync something: its broker is to acknowledge nothing of it, and somebody else to lead.
 """
 
 from __future__ import annotations
 
+import errno
 import shutil
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from random import Random
@@ -24,7 +25,9 @@ from typing import Any
 
 import structlog
 
-from tests.simulation.failing_disk import FailingDisk
+from tests.simulation.failing_disk import SYNCS, FailingDisk
+from tests.simulation.replica_clients import Clients
+from tests.simulation.replica_healing import finish
 from tests.simulation.replica_node import (
     LAG_MS,
     NEVER_MS,
@@ -36,21 +39,15 @@ from tests.simulation.replica_node import (
 from tests.simulation.replica_truth import Shown, Truth, Wrong, batches_of
 from tierlog.broker.cluster.members import Member
 from tierlog.broker.data_folder import TopicIdPartition
-from tierlog.broker.partition import Partition
 from tierlog.broker.replication.messages import ReplicaFetch
 from tierlog.broker.replication.replica import Replica, Role
 from tierlog.broker.topic_registry import TopicRecord
-from tierlog.hot_tier.log_writer import Acks, AppendResult
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.object_store.memory import MemoryStore
-from tierlog.record_format.batch import iter_headers
-from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.errors import TierlogError
-from tierlog.record_format.produced import ProduceLimits, check_produced
 
 TOPIC, TOPIC_ID = "t", "MjD0UKSJT2qa6zQLS6M5HA"
 DEPTH_MAX = 3
-QUIET_ROUNDS = 80
 
 
 class Store(MemoryStore):
@@ -62,16 +59,6 @@ class Store(MemoryStore):
         done = super().put(key, body, **options)
         self.changes += 1
         return done
-
-
-class Producer:
-    """An idempotent one: it repeats a batch until it is acknowledged."""
-
-    def __init__(self, producer_id: int) -> None:
-        self.producer_id, self.sequence = producer_id, 0
-        self.values: list[bytes] = []
-        self.asked: Future[AppendResult] | None = None
-        self.node: Node | None = None
 
 
 class World:
@@ -87,6 +74,8 @@ class World:
         self.cut: set[tuple[int, int]] = set()
         self.loses_messages = self.store_fails = 0.0
         self.disk_pauses = True
+        # In a fifth of the seeds, by a chance of its own: the others are as they would be without.
+        self.disk_chance, self.disk_fails = Random(~seed), 0.005 if seed % 5 == 4 else 0.0
         self.is_quiet = True  # until all are there
         self.fetch_max_bytes = random.choice((300, 1000, 1 << 20))
         self.count = random.choice((3, 3, 4, 5))
@@ -116,15 +105,13 @@ class World:
         self.truth = Truth(self.store, keys, min_in_sync=min_in_sync)
         self._changes_seen = 0
         self._checked: dict[Node, tuple[object, ...]] = {}
-        self.producers = [Producer(100 + n) for n in range(3)]
-        self.loose = 0
+        self.clients = Clients(self)
         self.folder_ids: dict[int, str] = {}
         self.nodes: list[Node | None] = [None] * self.count
         self.folders: list[Path] = []
         self.led: dict[int, bool] = {}  # by number of those that are dead, as `Node.has_led`
         self.running: list[Node] = []
         self.ended: list[Node] = []
-        self.trims: list[tuple[Partition, Node]] = []
         self.wrong: Wrong | None = None
         faults = {name: often * random.choice((0, 1, 1, 3)) for name, often in FAULTS.items()}
         steps = WORK | {name: often for name, often in faults.items() if often}
@@ -181,6 +168,14 @@ class World:
                 node.is_in_disk = was
         elif node.is_dead:
             raise Killed
+        if call in SYNCS and self._fails_now(node):
+            node.disk_failed = True
+            self.trace.append(f"  the disk of {node} fails: {call}")
+            raise OSError(errno.EIO, f"{node}: {call}")
+
+    def _fails_now(self, node: Node) -> bool:
+        is_spared = self.is_quiet or node.doing[:1] == ["start"]  # it would not have started
+        return not is_spared and self.disk_chance.random() < self.disk_fails
 
     @contextmanager
     def _without_pauses(self) -> Iterator[None]:
@@ -204,7 +199,7 @@ class World:
         if name in FAULTS:
             self.trace.append(f"{name} {self.nodes[number] or number}")
             getattr(self, name)(number)
-        elif able := [one for one in self.nodes if one and not one.is_frozen and has(one, name)]:
+        elif able := [one for one in self.nodes if one and not one.is_frozen and one.has(name)]:
             self.act(self.random.choice(able), name)
         self.check()
 
@@ -217,12 +212,14 @@ class World:
         self.running.append(node)
         self.trace.append(f"{name} {node}")
         try:
-            getattr(self, name)(node)
+            getattr(self.clients if name in CLIENTS else self, name)(node)
         except Killed:
             assert node.is_dead, "it ends itself alone"
         except Wrong as wrong:
             self.wrong = self.wrong or wrong
-        except TierlogError as error:
+        except (TierlogError, OSError) as error:
+            if isinstance(error, OSError) and not node.disk_failed:
+                raise
             self.trace.append(f"    {type(error).__name__}: {error}"[:150])
         finally:
             self.running.pop()
@@ -289,17 +286,6 @@ class World:
         target = self.random.sample(range(self.count), factor)
         node.replicas.moves.reassign(partition, target)
 
-    def trim(self, node: Node) -> None:
-        partition = node.partition
-        if partition is None:
-            return
-        partition.check_leadership()
-        start, end = partition.log_start_offset, partition.high_watermark
-        before = self.random.randint(start, start + (end - start) // 3)
-        if before > start:
-            node.janitor.trim_partition(partition, before)
-            self.trims.append((partition, node))
-
     def hear(self, node: Node) -> None:
         """What another broker says that it leads; or something that it said some time ago."""
         if self.messages and self.random.random() < 0.7:
@@ -345,95 +331,6 @@ class World:
 
     def _member(self, node: Node, number: int) -> Member:
         return node.replicas._members.find_member(number)
-
-    # --- clients ----------------------------------------------------------------------------------
-
-    def produce(self, node: Node) -> None:
-        partition = node.partition
-        if partition is None:
-            return
-        if self.random.random() < 0.2:
-            self.loose += 1
-            values = [b"loose %d" % self.loose]
-            partition.append(self._encoded(values), acks=Acks.LEADER)
-            return
-        one = self.random.choice(self.producers)
-        self._resolve(one)
-        if one.asked is not None:
-            return
-        if not one.values:
-            count = self.random.randint(1, 3)
-            one.values = [
-                b"%d %d " % (one.producer_id, one.sequence + n)
-                + b"x" * self.random.choice((0, 100, 300))
-                for n in range(count)
-            ]
-        encoded = self._encoded(one.values, producer_id=one.producer_id, sequence=one.sequence)
-        one.node, one.asked = node, partition.append(encoded, acks=Acks.ALL)
-
-    def _encoded(self, values: list[bytes], *, producer_id: int = -1, sequence: int = -1) -> Any:
-        body = encode_batch(
-            values,
-            timestamps=[self.now_ms] * len(values),
-            producer_id=producer_id,
-            producer_epoch=0 if producer_id >= 0 else -1,
-            base_sequence=sequence,
-        )
-        return check_produced(body, ProduceLimits(max_message_bytes=1 << 20, now_ms=self.now_ms))
-
-    def resolve(self, node: Node) -> None:
-        for one in self.producers:
-            self._resolve(one)
-        for partition, leader in list(self.trims):
-            if leader.is_dead or leader.partition is not partition:
-                self.trims.remove((partition, leader))
-                continue
-            with suppress(TierlogError):
-                start = partition.log_start_offset
-                partition.wait_for_trim(timeout_s=0)
-                self.truth.trimmed = max(self.truth.trimmed, start)
-                self.trims.remove((partition, leader))
-
-    def _resolve(self, one: Producer) -> None:
-        asked, node = one.asked, one.node
-        if asked is None or node is None:
-            return
-        if node.is_dead or (not asked.done() and self.random.random() < 0.1):
-            one.asked = None  # it asks again: nobody knows what became of it
-            return
-        if not asked.done():
-            return
-        one.asked = None
-        error = asked.exception()
-        if error is None:
-            result = asked.result()
-            self.truth.acknowledge(
-                result.base_offset, result.last_offset + 1, (one.producer_id, one.sequence)
-            )
-            one.sequence, one.values = one.sequence + len(one.values), []
-        elif not isinstance(error, TierlogError | Killed):
-            raise Wrong(f"an append failed with {error!r}") from error
-
-    def read(self, node: Node) -> None:
-        """A consumer's fetch, of either tier."""
-        partition = node.partition
-        if partition is None or partition.log_start_offset >= partition.high_watermark:
-            return
-        self.check()  # it may show more than it did after the last step
-        offset = self.random.randint(partition.log_start_offset, partition.high_watermark - 1)
-        self.read_from(partition, offset)
-
-    def read_from(self, partition: Partition, offset: int) -> int:
-        with closing(partition.read(offset, max_bytes=self.random.choice((1, 1 << 20)))) as found:
-            body = b"".join(piece.read() for piece in found.slices)
-        for header in iter_headers(body):
-            there = self.truth.committed.get(header.base_offset)
-            data = body[header.position : header.end_position]
-            if there is None or there.body != data:
-                raise Wrong(f"{partition} was read at {header.base_offset}: {header} is not there")
-        if found.next_offset <= offset:
-            raise Wrong(f"{partition} ends at {offset}, and shows {partition.high_watermark}")
-        return found.next_offset
 
     # --- faults -----------------------------------------------------------------------------------
 
@@ -589,7 +486,9 @@ class World:
 
     def _check_node(self, node: Node, replica: Replica, *, is_new: bool) -> None:
         if replica.role is Role.OFFLINE:
-            raise Wrong(f"{node} is offline")
+            if not node.disk_failed:
+                raise Wrong(f"{node} is offline")
+            return  # there may be half a log
         log, term = replica.log, replica.term
         now = (
             log,
@@ -619,85 +518,6 @@ class World:
             )
         )
         node.has_led = False
-
-    # --- at the end -------------------------------------------------------------------------------
-
-    def finish(self) -> None:
-        """From here on nothing fails: somebody leads, all are in sync, and all is acknowledged."""
-        self.is_quiet = True
-        self.trace.append("quiet")
-        self.cut.clear()
-        self.loses_messages = 0.0
-        self.heal_store(0)
-        for _, change in self.late:
-            if self.random.random() < 0.5:
-                deliver(change)
-        self.late.clear()
-        for number in range(self.count):
-            self.start(number)
-        acked = len(self.truth.acked)
-        for number in range(QUIET_ROUNDS):
-            self._quiet_round(writes=number % 4 == 0)
-            if self._is_well() and len(self.truth.acked) > acked:
-                break
-        else:
-            raise Wrong(f"it does not heal: {self.truth.newest} {self._state()}")
-        self._check_all_is_there()
-
-    def _quiet_round(self, *, writes: bool) -> None:
-        self.now_ms += 250
-        for node in self.nodes:
-            assert node is not None
-            node.presumed_dead = set()
-            for name in ("due", "fetch", *["produce"] * writes):
-                self._act_well(node, name)
-            while able := [one for one in ("work", "appends") if has(node, one)]:
-                self._act_well(node, able[0])
-            for other in self.nodes:
-                if other is not None and other is not node:
-                    with suppress(TierlogError):
-                        self.hear_report(node, other)
-            for name in ("fetch", "copy", "keep_up"):
-                self._act_well(node, name)
-            self.resolve(node)
-
-    def _act_well(self, node: Node, name: str) -> None:
-        self.act(node, name)
-        self.check()
-
-    def _is_well(self) -> bool:
-        newest = self.truth.newest
-        if newest is None or newest.leader is None or newest.target:
-            return False
-        ids = {self.replica_id(number) for number in newest.replicas}
-        ends = {
-            one.replica.log.flushed_end
-            for one in self.nodes
-            if one is not None and one.number in newest.replicas and one.replica is not None
-        }
-        led = [one.partition for one in self.nodes if one is not None and one.partition is not None]
-        is_all_shown = {one.high_watermark for one in led} == ends
-        return is_all_shown and ids == set(newest.in_sync)
-
-    def _state(self) -> list[str]:
-        found = []
-        for node in self.nodes:
-            if node is not None and (one := node.replica) is not None:
-                pending = None if one.term is None else one.term.lead.pending
-                found.append(
-                    f"{node}: {one.role} {one.kept} {one.following} sent={one.sent} {pending} "
-                    f"{one.log.log_end_offset} {one.log.flushed_end} {one.log.high_watermark} "
-                    f"refused={one.refused} leads={one.partition is not None}"
-                )
-        return found
-
-    def _check_all_is_there(self) -> None:
-        (leader,) = [one for one in self.nodes if one is not None and one.partition is not None]
-        partition = leader.partition
-        assert partition is not None
-        offset = partition.log_start_offset
-        while offset < partition.high_watermark:
-            offset = self.read_from(partition, offset)
 
     def close(self) -> None:
         self.disk.heal()
@@ -741,16 +561,7 @@ FAULTS = {
 }
 
 
-LEADERS = ("produce", "read", "copy", "keep_up", "roll", "trim", "hand_over", "reassign", "prefer")
-
-
-def has(node: Node, name: str) -> bool:
-    """Whether it has something of the kind to do."""
-    if name in LEADERS:
-        return node.partition is not None
-    if name == "fetch":
-        return bool(node.fetchers)
-    return name not in ("work", "appends") or bool(getattr(node, name).calls)
+CLIENTS = ("produce", "resolve", "read", "trim")
 
 
 def _leads_not(there: tuple[Node, Replica]) -> bool:
@@ -784,7 +595,7 @@ def run_seed(seed: int, root: Path, disk: FailingDisk, *, steps: int, trace: lis
         world.begin()
         for _ in range(steps):
             world.step()
-        world.finish()
+        finish(world)
     finally:
         world.close()
         structlog.configure(**before)

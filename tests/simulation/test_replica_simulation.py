@@ -27,6 +27,7 @@ CAUGHT_BY = {
     "the watermark is what the leader flushed": 0,
     "a fetch whose log parts from the leader's counts": 3,
     "acknowledgements of an earlier epoch count": 3,
+    "a flush that failed is taken for done": 159,
     "an append is answered once the leader has flushed it": 2,
     "a replica joins that lacks what the leader began with": 1,
     "a replica joins that lacks a trim": 54,

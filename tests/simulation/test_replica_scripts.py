@@ -1,5 +1,4 @@
-"""A replica whose leader has deleted what comes next from its disk: it begins there, with the
-producers that the bucket has."""
+"""Single stories of replicas, in the world of `replica_world`, with nothing else that fails."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.simulation.failing_disk import FailingDisk
+from tests.simulation.replica_healing import go_round, state_of
 from tests.simulation.replica_node import Node
 from tests.simulation.replica_world import World
 from tierlog.broker.partition import Partition
@@ -34,12 +34,13 @@ def rounds_until(world: World, is_so: Callable[[], bool]) -> None:
     for _ in range(ROUNDS_MAX):
         if is_so():
             return
-        world._quiet_round(writes=False)
-    raise AssertionError(world._state())
+        go_round(world, writes=False)
+    raise AssertionError(state_of(world))
 
 
 def leading(world: World) -> Partition | None:
-    return next((one.partition for one in world.nodes if one and one.partition), None)
+    awake = [one for one in world.nodes if one is not None and not one.is_frozen]
+    return next((one.partition for one in awake if one.partition), None)
 
 
 def leader(world: World) -> Partition:
@@ -51,7 +52,7 @@ def leader(world: World) -> Partition:
 
 def append(world: World, partition: Partition) -> int:
     """The first batch of a producer, or once more."""
-    encoded = world._encoded([b"value"], producer_id=100, sequence=0)
+    encoded = world.clients.encoded([b"value"], producer_id=100, sequence=0)
     asked = partition.append(encoded, acks=Acks.ALL)
     rounds_until(world, asked.done)
     return asked.result().base_offset
@@ -87,7 +88,7 @@ def test_a_replica_does_not_begin_without_the_producers_that_the_bucket_has(worl
     partition = leader(world)
     first = append(world, partition)
     partition.upkeep.roll()
-    partition.append(world._encoded([b"of the next segment"]), acks=Acks.LEADER)
+    partition.append(world.clients.encoded([b"of the next segment"]), acks=Acks.LEADER)
     rounds_until(world, lambda: partition.first_local_offset > first)
     get, failed = world.store.get, []
 
@@ -107,3 +108,45 @@ def test_a_replica_does_not_begin_without_the_producers_that_the_bucket_has(worl
     rounds_until(world, lambda: replica.kept.replica_id in world.truth.newest.in_sync)
     hand_over(world, node)
     assert append(world, leader(world)) == first
+
+
+def test_a_deposed_leader_is_cut_where_the_first_epoch_that_is_known_begins(world, monkeypatch):
+    monkeypatch.setattr(Node, "copy", lambda self: None)  # the manifest would know of its epoch
+    deposed = leader(world)
+    assert append(world, deposed) == 0
+    node = next(one for one in world.nodes if one and one.partition is deposed)
+    deposed.append(world.clients.encoded([b"of nobody else"]), acks=Acks.LEADER)
+    while node.has("appends"):
+        world.act(node, "appends")
+    assert deposed.log_end_offset == 2
+    node.is_frozen = True
+
+    partition = leader(world)
+    asked = partition.append(world.clients.encoded([b"committed"]), acks=Acks.ALL)
+    rounds_until(world, asked.done)
+    now = next(one for one in world.nodes if one and one.partition is partition)
+    now.janitor.trim_partition(partition, 1)
+    rounds_until(world, lambda: partition.first_local_offset == 1)
+    node.is_frozen = False
+    rounds_until(world, lambda: node.replica.kept.replica_id in world.truth.newest.in_sync)
+
+
+def test_a_change_is_settled_again_after_the_disk_failed(world, monkeypatch):
+    partition, failed = leader(world), []
+    append(world, partition)
+    led = next(one.replica for one in world.nodes if one and one.partition is partition)
+    keep = Replica.keep
+
+    def keeps(self, kept):
+        if self is led and self.term.lead.pending is not None and not failed:
+            failed.append(kept)
+            raise OSError("the disk fails")
+        keep(self, kept)
+
+    monkeypatch.setattr(Replica, "keep", keeps)
+    node = next(one for one in world.nodes if one and one.partition is not partition)
+    node.is_frozen = True
+    rounds_until(world, lambda: node.replica.kept.replica_id not in world.truth.newest.in_sync)
+    node.is_frozen = False
+    rounds_until(world, lambda: node.replica.kept.replica_id in world.truth.newest.in_sync)
+    assert failed
