@@ -81,12 +81,13 @@ class Unsettled(NamedTuple):
 
 
 class HasReplicas(Protocol):
-    """The replicas of partitions that several brokers have (`broker.replication`)."""
+    """The replicas of partitions that have a set of them (`broker.replication`)."""
 
     def open_all(
         self, points: Mapping[TopicPartition, int], starts: Mapping[TopicPartition, int]
     ) -> None: ...
     def not_led(self) -> Iterable[NotOpen]: ...
+    def keeps(self, place: TopicIdPartition) -> bool: ...
 
 
 class LiveTopics:
@@ -124,9 +125,10 @@ class LiveTopics:
             )
         live = self.registry.live()
         for record in live if self.elsewhere is not None else ():
-            for number in () if record.is_replicated else record.absent:
-                if self._folder.partition_folder(record.name, number).exists():
-                    place = record.name, number
+            for number in record.absent:
+                place = record.name, number
+                is_replica = self._keeps(record.topic_id, number)
+                if not is_replica and self._folder.partition_folder(*place).exists():
                     self._unsettled[record.topic_id, number] = Unsettled(
                         *place, points.get(place), starts.get(place)
                     )
@@ -150,6 +152,9 @@ class LiveTopics:
             self._topics[record.name] = self._by_id[record.topic_id] = topic
         if self.replicas is not None:
             self.replicas.open_all(points, starts)
+
+    def _keeps(self, topic_id: str, number: int) -> bool:
+        return self.replicas is not None and self.replicas.keeps((topic_id, number))
 
     def allocate_waiting_epochs(self) -> None:
         """What a start on a full disk could not do. Raises OSError."""
@@ -218,6 +223,10 @@ class LiveTopics:
     def unsettled(self) -> list[TopicIdPartition]:
         """Partitions with files here of which only the bucket knows whose they are."""
         return list(self._unsettled)
+
+    def note_replica(self, place: TopicIdPartition) -> None:
+        """They are those of a replica, which is open now."""
+        self._unsettled.pop(place, None)
 
     def summaries(self, *, prefix: str, internal: bool) -> list[TopicSummary]:
         return sorted(
@@ -417,12 +426,15 @@ class LiveTopics:
 
     def settle(self, topic_id: str, number: int) -> Partition | None:
         """Claim and serve a partition that is assigned to this folder, or still its own; remove
-        what is left here of one that is not. None if it is another's. Raises what opening and
-        claiming do; it may be repeated, but only one call at a time for a partition.
+        what is left here of one that is not. None if it is another's, or a replica is or was here.
+        Raises what opening and claiming do; it may be repeated, but only one call at a time for a
+        partition.
         """
         topic = self.find_by_id(topic_id)
         if number in topic.partitions or number in topic.damaged:
             return topic.partitions.get(number)
+        if self._keeps(topic_id, number):  # looked at second: it may have become one just now
+            return None
         found = self._opener.find_assignment(topic.record, number)
         if found is Assignment.NONE:
             return None

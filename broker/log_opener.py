@@ -187,7 +187,16 @@ class LogOpener:
         one does.
         """
         self.has_opened_logs = True
-        return self._open(wanted)
+        return self._open(wanted._replace(is_replica=True))
+
+    def replicate(self, partition: Partition, record: TopicRecord) -> OpenedLog:
+        """The log of a partition that this folder had alone, and that is served no more: from now
+        on it is a replica's, and all that it has is committed. Raises LogOfflineError.
+        """
+        opened = partition.upkeep.release_log()
+        opened.writer.flush()
+        opened.replicate(opened.flushed_end)
+        return OpenedLog(opened, self._cold_log(record, partition.number), None)
 
     def lead(self, log: PartitionLog, record: TopicRecord, *, epoch: int) -> Partition:
         """What serves a replica's log from now on: it is elected to lead under this epoch."""
@@ -283,7 +292,7 @@ class LogOpener:
         manifest = cold.manifest if cold is not None else None
         starts = (wanted.log_start_offset, manifest.log_start_offset if manifest else None)
         cold_end, flushed_end = cold.end_offset if cold else 0, wanted.flushed_end
-        if flushed_end is None and record.is_replicated:
+        if flushed_end is None and wanted.is_replica:
             flushed_end = checkpoint  # what the bucket has may be of a leader that it follows
         if flushed_end is None:
             # The bucket's end was flushed as well: nothing is uploaded before it is flushed.
@@ -296,6 +305,7 @@ class LogOpener:
             record=record,
             number=number,
             at_start=wanted.at_start,
+            is_replica=wanted.is_replica,
             cold=cold,
             checkpoint=checkpoint,
             request=OpenRequest(
@@ -349,7 +359,7 @@ class LogOpener:
         """The take-over that was begun earlier, or that `--take-over` asks for, if any."""
         cold, pending = spec.cold, self._take_overs.get(spec.name)
         may_begin = spec.at_start and self._settings.take_over and cold is not None
-        may_begin = may_begin and not spec.record.is_replicated
+        may_begin = may_begin and not spec.is_replica
         if pending is None and not may_begin:
             return None
         if cold is None:
@@ -426,7 +436,7 @@ def _check_reaches(opened: PartitionLog, spec: LogSpec) -> None:
     recorded where the log ended, it may, if the bucket has everything.
     """
     end, reached = opened.log_end_offset, spec.checkpoint
-    reached = reached if spec.record.is_replicated else max(reached, spec.cold_end)
+    reached = reached if spec.is_replica else max(reached, spec.cold_end)
     if end >= reached or (spec.request.clean and spec.checkpoint == spec.cold_end):
         return
     opened.close()

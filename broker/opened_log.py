@@ -37,8 +37,8 @@ class Wanted(NamedTuple):
     """A partition to open or create. `recovery_point`, `log_start_offset`: by the checkpoints;
     compaction never comes further than the recovery point. `flushed_end`: what a repair found in
     place of the recovery point and the bucket's end; `may_cut_from`: the loss from there on was
-    accepted. `at_start`: of the broker, when a log must
-    exist, and may be taken over.
+    accepted. `at_start`: of the broker, when a log must exist, and may be taken over. `is_replica`:
+    one of several (`broker.replication`).
     """
 
     record: TopicRecord
@@ -48,6 +48,7 @@ class Wanted(NamedTuple):
     flushed_end: int | None = None
     may_cut_from: int | None = None
     at_start: bool = False
+    is_replica: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,7 @@ class LogSpec:
     record: TopicRecord
     number: int
     at_start: bool
+    is_replica: bool
     cold: ColdLog | None
     checkpoint: int
     request: OpenRequest

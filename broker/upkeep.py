@@ -42,6 +42,10 @@ class PartitionUpkeep:
         """Flush and close it; whether this was a clean shutdown."""
         return self._log.close()
 
+    def release_log(self) -> PartitionLog:
+        """For whoever serves it from now on."""
+        return self._log
+
     def abandon_log(self) -> None:
         """Close it without flushing: it is about to be deleted, or nothing was appended."""
         self._log.abandon()

@@ -12,12 +12,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 import msgspec
 
 from tierlog.manifest.keys import NODE_ID_MAX, PartitionKeys
+from tierlog.manifest.store import random_name
 from tierlog.manifest.versions import CreateOutcome, VersionChain
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format import sealed_json
@@ -44,6 +45,22 @@ class ReplicaSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     target: tuple[int, ...] = ()
     original: tuple[int, ...] = ()
     nonce: str = ""
+
+
+def first_set(
+    place: tuple[str, int], *, epoch: int, replicas: Iterable[int], in_sync: Iterable[str]
+) -> ReplicaSet:
+    """Version 1 of a partition's: nobody leads."""
+    return ReplicaSet(
+        topic_id=place[0],
+        partition=place[1],
+        version=1,
+        leader_epoch=epoch,
+        leader=None,
+        replicas=tuple(replicas),
+        in_sync=tuple(sorted(in_sync)),
+        nonce=random_name(),
+    )
 
 
 class NewestSet(NamedTuple):

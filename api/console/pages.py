@@ -332,6 +332,7 @@ async def topic(context: Context, exchange: Exchange) -> Response:
         sort=query.sort,
         page=query.page,
     )
+    replicas = {one.number: replicas_of(context, found, one.number) for one in drawn.lines}
     return fragment(
         "topic.html",
         name=found.record.name,
@@ -340,8 +341,8 @@ async def topic(context: Context, exchange: Exchange) -> Response:
         sort=query.sort,
         silent=asked.silent,
         in_cluster=found.is_shared,
-        replicas={one.number: replicas_of(context, found, one.number) for one in drawn.lines},
-        is_replicated=found.record.is_replicated,
+        replicas=replicas,
+        is_replicated=any(replicas.values()),
         lacking=lacking(context, found),
         may_move=not actions.refusal(
             exchange.grant, "POST", "/v1/topics/{topic}/partitions/{partition}/leader"

@@ -32,9 +32,11 @@ class Held(NamedTuple):
 
 def replicas_of(context: Context, topic: Topic, number: int) -> list[Replica]:
     cluster = context.broker.cluster
-    if cluster is None or not topic.record.is_replicated:
+    if cluster is None:
         return []
     shown = cluster.sets.shown(topic.record.topic_id, number)
+    if len(shown.replicas) == 1:
+        return []
     lags = dict(zip(shown.replicas, shown.lags, strict=False))
     found = []
     for node_id in shown.replicas:
@@ -47,7 +49,7 @@ def replicas_of(context: Context, topic: Topic, number: int) -> list[Replica]:
 def lacking(context: Context, topic: Topic) -> dict[str, int]:
     """What its partitions lack, in words, and how many do. Those without a leader are not here."""
     cluster = context.broker.cluster
-    if cluster is None or not topic.record.is_replicated:
+    if cluster is None:
         return {}
     short = cluster.sets.count_short([topic])
     marks = {
@@ -58,7 +60,7 @@ def lacking(context: Context, topic: Topic) -> dict[str, int]:
 
 
 def count_held(context: Context) -> dict[int, Held]:
-    """By node id, of all topics with several replicas."""
+    """By node id, of all partitions with several replicas."""
     held: dict[int, Held] = {}
     for topic in context.broker.topics():
         for number in topic.numbers:

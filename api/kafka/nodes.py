@@ -62,8 +62,8 @@ def controller_id(nodes: Iterable[Node]) -> int:
 def replicas_of(call: Call, topic: Topic, number: int, nodes: Iterable[Node]) -> Replicas:
     """As far as is known here."""
     found, me = topic.partitions.get(number), own_id(call)
-    cluster, is_replicated = call.context.broker.cluster, topic.record.is_replicated
-    if found is not None and not is_replicated:
+    cluster = call.context.broker.cluster
+    if found is not None and found.term is None:
         epoch = found.offsets().leader_epoch
         return _only(me, NOBODY if found.is_defunct else me, epoch)
     if cluster is None or number in topic.damaged:
@@ -73,7 +73,7 @@ def replicas_of(call: Call, topic: Topic, number: int, nodes: Iterable[Node]) ->
     is_led = known.leader in living and (known.leader != me or found is not None)
     leader_id = known.leader if is_led and known.leader is not None else NOBODY
     offline = [one for one in known.replicas if one not in living]
-    if leader_id == NOBODY and not is_replicated:
+    if leader_id == NOBODY and len(known.replicas) == 1:
         return Replicas(NOBODY, known.leader_epoch, known.replicas, [], known.replicas)
     epoch, replicas, in_sync = known.leader_epoch, known.replicas, known.in_sync
     return Replicas(leader_id, epoch, replicas, in_sync, offline, known.adding)

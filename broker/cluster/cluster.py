@@ -1,9 +1,11 @@
 """The cluster, for one of its brokers: its face in `Broker`.
 
-* Every partition has one leader, which has its only replica. Another broker answers calls on it
-  with NotLeader, or with LeaderUnknown while it is being moved or its broker is down.
-* A partition moves through the bucket (`hand_over`): nothing is copied from disk to disk.
-* Who may write is decided by the manifest alone. What brokers tell each other saves time.
+* Every partition has one leader. Another broker answers calls on it with NotLeader, or with
+  LeaderUnknown while it is being moved or its broker is down.
+* A partition that has a set of replicas in the bucket is what the set says (`replication`). One
+  that has none is one folder's alone: the manifest says whose, and it moves through the bucket
+  (`hand_over`), without a copy from disk to disk.
+* What brokers tell each other saves time.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import structlog
 from tierlog.broker.bucket import Bucket
 from tierlog.broker.cluster.cluster_topics import ClusterTopics
 from tierlog.broker.cluster.cold_partitions import ColdPartitions
+from tierlog.broker.cluster.first_sets import FirstSets
 from tierlog.broker.cluster.hand_over import STOP_S, HandOver, Moved
 from tierlog.broker.cluster.leaders import Leader, Leaders, LedPartition, Report
 from tierlog.broker.cluster.members import Member, Members
@@ -117,15 +120,17 @@ class Cluster:
             prefer=self.replicas.prefer,
             interval_ms=settings.rebalance_interval_ms,
         )
+        self.hand_over = HandOver(topics, self.news, offload=offload, not_here=self.error_for)
+        first_sets = FirstSets(topics, self.replicas, self.hand_over)
         self.reassignments = Reassignments(
             self.moves,
             self.leaders,
             topics,
             replicas=self.replicas.moves,
+            begin_set=first_sets.begin_set,
             may_have=self._may_lead,
             look=self.news.read_reports,
         )
-        self.hand_over = HandOver(topics, self.news, offload=offload, not_here=self.error_for)
         topics.elsewhere, topics.creating = self, self.topics.ensure
         topics.choose_factor = self.topics.choose_factor
         topics.replicas = self.replicas
@@ -265,22 +270,36 @@ class Cluster:
 
     def _settle(self, place: TopicIdPartition) -> None:
         try:
-            if self.replicas.is_replicated(place[0]):
-                return self.replicas.settle(place)
+            if self.replicas.has(place):
+                self.replicas.settle(place)
+                return
             with self._settling(place):
-                before = self._is_here(place)
-                if self._topics.find_by_id(place[0]).record.internal:
-                    self.topics.follow_all()  # what is in it counts for topics that exist
-                partition = self._topics.settle(*place)
-            if partition is not None and not before:
-                self._note_moved(partition)
+                self._settle_new(place)
         except UnknownTopicOrPartition:
             pass  # it was deleted meanwhile
         except (TierlogError, OSError) as error:
             log.warning("a partition cannot be claimed", partition=place, error=str(error))
 
-    def _is_here(self, place: TopicIdPartition) -> bool:
-        return place[1] in self._topics.find_by_id(place[0]).partitions
+    def _settle_new(self, place: TopicIdPartition) -> None:
+        """Of which there is no replica here. Where there was one, the manifest alone says nothing:
+        its owner may be the last that uploaded.
+        """
+        record, was_replica = self._topics.find_by_id(place[0]).record, self.replicas.keeps(place)
+        looks_first = was_replica or record.is_replicated
+        if looks_first and (self.replicas.settle(place) or was_replica):
+            return
+        if not self._settle_alone(record, place) and not looks_first:
+            self.replicas.settle(place)
+
+    def _settle_alone(self, record: TopicRecord, place: TopicIdPartition) -> bool:
+        """Whether the partition is this folder's alone."""
+        was_here = place[1] in self._topics.find_by_id(place[0]).partitions
+        if record.internal:
+            self.topics.follow_all()  # what is in it counts for topics that exist
+        partition = self._topics.settle(*place)
+        if partition is not None and not was_here:
+            self._note_moved(partition)
+        return partition is not None
 
     @contextmanager
     def _settling(self, place: TopicIdPartition) -> Iterator[None]:
@@ -320,7 +339,8 @@ class Cluster:
             if shown is None or shown.adding or shown.removing:
                 continue
             if len(shown.replicas) != record.replication_factor:
-                with suppress(UnknownTopicOrPartition):  # deleted meanwhile
+                # It was deleted meanwhile, or has partitions that nobody has had yet.
+                with suppress(UnknownTopicOrPartition, LeaderUnknown):
                     self.topics.note_factor(record, len(shown.replicas))
 
     def ask_who_leads(self) -> None:
@@ -368,11 +388,13 @@ class Cluster:
 
     def _assign_to(self, place: TopicIdPartition, node_id: int) -> bool:
         with suppress(UnknownTopicOrPartition):
-            record = self._topics.find_by_id(place[0]).record
-            if record.is_replicated:
-                return self.topics.place_replicas_again(record, place[1])
+            record, number = self._topics.find_by_id(place[0]).record, place[1]
+            if self.replicas.has_set(record, number):
+                return False
+            if record.is_replicated and not self._bucket.folders_of(record, number):
+                return self.topics.place_replicas_again(record, number)
             folder_id = self.news.folders()[node_id]
-            return self._bucket.assign(record, place[1], folder_id, may_take_from=self._is_gone)
+            return self._bucket.assign(record, number, folder_id, may_take_from=self._is_gone)
         return False
 
     def _led_by_nobody(self) -> list[TopicIdPartition]:
@@ -451,11 +473,9 @@ class Cluster:
         used: list[str] = []
 
         def look(record: TopicRecord, number: int) -> None:
-            if record.is_replicated:
-                is_used = self.replicas.is_in_set(record, number, node_id=node_id)
-            else:
-                is_used = folder_id in self._bucket.folders_of(record, number)
-            if is_used:
+            nodes = self.replicas.nodes_of_set(record, number)
+            folders = self._bucket.folders_of(record, number) if nodes is None else set()
+            if node_id in (nodes or ()) or folder_id in folders:
                 used.append(f"{record.name}-{number}")
 
         self.news.in_threads(

@@ -35,6 +35,8 @@ from tierlog.broker.topic_replicas import (
 )
 from tierlog.broker.topics import Topic, check_topic_name
 from tierlog.hot_tier.log_config import LogConfig
+from tierlog.manifest.keys import PartitionKeys
+from tierlog.manifest.replica_sets import ReplicaSets
 from tierlog.manifest.topic_names import TopicName, TopicNames
 from tierlog.manifest.topic_objects import TopicObjects
 from tierlog.object_store.store import ObjectStore
@@ -144,17 +146,32 @@ class ClusterTopics:
 
     def note_factor(self, record: TopicRecord, factor: int) -> None:
         """A reassignment has given its first partition another number of replicas, which is from
-        now on that of new ones, as in Kafka. Raises StoreUnavailable.
+        now on that of new ones, as in Kafka. Raises StoreUnavailable; LeaderUnknown if that would
+        change how a partition comes to be whose creator has not said yet who has it.
         """
         self._bucket.store_status.require_store()
+        if (factor > 1) is not record.is_replicated:
+            self._check_placed(record)
 
         def noted(before: TopicName | None) -> TopicName:
             if before is None or before.topic_id != record.topic_id:
                 raise UnknownTopic(record.name)
+            if before.partitions != record.partitions:
+                raise LeaderUnknown(f"{record.name} has more partitions now")
             return msgspec.structs.replace(before, replication_factor=factor)
 
         self.follow(self.names.change_name(record.name, noted), dirty=True)
         self._news.tell_all([record.name])
+
+    def _check_placed(self, record: TopicRecord) -> None:
+        """Raises LeaderUnknown unless the bucket says of each partition who has it."""
+
+        def check(number: int) -> None:
+            has_set = self._replicas.has_set(record, number)
+            if not has_set and not self._bucket.folders_of(record, number):
+                raise LeaderUnknown(f"nobody has {record.name}-{number} yet")
+
+        self._news.in_threads([partial(check, number) for number in range(record.partitions)])
 
     def delete(self, name: str) -> None:
         """Raises UnknownTopic, StoreUnavailable."""
@@ -210,7 +227,7 @@ class ClusterTopics:
         """
         for record in self._topics.registry.live():
             if record.version == 0:
-                self.follow(_bring(self.names, record))
+                self.follow(_bring(self.names, record, self._bucket.store))
 
     # --- following --------------------------------------------------------------------------------
 
@@ -327,6 +344,12 @@ def _checked(config: LogConfig, *, factor: int) -> LogConfig:
     return config
 
 
+def _has_sets(store: ObjectStore, named: TopicName) -> bool:
+    assert named.topic_id is not None, "the name has a topic"
+    keys = (PartitionKeys(named.topic, named.topic_id, one) for one in range(named.partitions))
+    return any(ReplicaSets(store, one).load_newest().taken for one in keys)
+
+
 def bring_before_joining(folder: DataFolder, store: ObjectStore) -> None:
     """Give the topics of the first folder that joins their names, before another broker can create
     topics. Raises ConfigurationError if the store has topics of a broker that has not joined.
@@ -334,7 +357,7 @@ def bring_before_joining(folder: DataFolder, store: ObjectStore) -> None:
     names = TopicNames(store)
     own = TopicRegistry(folder.path, write=folder.write).live()
     for record in own:
-        _bring(names, record)
+        _bring(names, record, store)
     if not own and not names.list_names() and (topics := TopicObjects(store).names()):
         raise ConfigurationError(
             f"{store.url} has {len(topics)} topics of a broker that is alone, {topics[0]!r} for "
@@ -342,14 +365,13 @@ def bring_before_joining(folder: DataFolder, store: ObjectStore) -> None:
         )
 
 
-def _bring(names: TopicNames, record: TopicRecord) -> TopicName:
+def _bring(names: TopicNames, record: TopicRecord, store: ObjectStore) -> TopicName:
     found = names.find_name(record.name)
     if found is not None and found.topic_id == record.topic_id:
-        if found.replication_factor > 1:
+        if found.replication_factor > 1 or _has_sets(store, found):
             raise ConfigurationError(
-                f"topic {record.name!r} has {found.replication_factor} replicas in the cluster, "
-                "and none of them is in this folder, which has it alone, as one that was "
-                "restored: start it without --join"
+                f"topic {record.name!r} has replicas in the cluster, and none of them is in this "
+                "folder, which has it alone, as one that was restored: start it without --join"
             )
         return found
     return names.change_name(record.name, partial(_brought, record))

@@ -100,7 +100,7 @@ class HandOver:
         return moved
 
     def _run(self, partition: Partition, target: Member) -> Moved:
-        with self._alone(partition):
+        with self.alone(partition):
             partition.check_writable()
             if not partition.offloads:
                 raise InvalidRequest(f"{partition}: remote.storage.enable=false keeps it here")
@@ -123,7 +123,8 @@ class HandOver:
         return lambda: self._not_here(record, partition.number)
 
     @contextmanager
-    def _alone(self, partition: Partition) -> Iterator[None]:
+    def alone(self, partition: Partition) -> Iterator[None]:
+        """Nothing else is done about where it is meanwhile. Raises LeaderUnknown."""
         with self._lock:
             if partition in self._moving:
                 raise LeaderUnknown(f"{partition} is being handed over already", retry_after_s=1)

@@ -38,7 +38,6 @@ from tierlog.record_format.errors import (
     BrokerInUse,
     LeaderUnknown,
     TierlogError,
-    UnknownTopicOrPartition,
 )
 
 log = structlog.get_logger(__name__)
@@ -103,14 +102,9 @@ class Moves:
         return balance(led)
 
     def _alone(self, places: Iterable[TopicIdPartition]) -> list[TopicIdPartition]:
-        """Without those that several brokers have: which of them leads is theirs."""
-        return [one for one in places if not self._is_replicated(one)]
-
-    def _is_replicated(self, place: TopicIdPartition) -> bool:
-        try:
-            return self._topics.find_by_id(place[0]).record.is_replicated
-        except UnknownTopicOrPartition:  # deleted meanwhile
-            return False
+        """Without those that have a set of replicas: which of them leads is its."""
+        sets = self._leaders.sets()
+        return [one for one in places if one not in sets]
 
     def count_imbalance(self) -> int:
         """How many partitions a balance would move, as far as is known without asking."""

@@ -1,11 +1,11 @@
 """What an administrator asks for and does not wait for: other brokers for a partition (KIP-455).
 
-* Of a partition that has several replicas, what there is to be is in its set (`replication.
+* Of a partition that has a set of replicas, what there is to be is in the set (`replication.
   reassigning`): any broker takes the order to its leader, and whoever leads goes on with it.
-* The only replica of one is handed over, by the broker that was asked. One hand-over that fails is
-  tried again for a while; then the partition stays where it is. Nothing of it outlives a restart.
-* A partition with one replica keeps one, and one with several keeps two at least: the first moves
-  through the bucket, the others copy from their leader, and nothing turns one into the other.
+* One that has none is handed over to one other broker, by the broker that was asked. A hand-over
+  that fails is tried again for a while; then the partition stays where it is. Nothing of it
+  outlives a restart. To have several replicas it first gets a set (`first_sets`), which it keeps:
+  back to one replica it has a set of one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Ongoing(NamedTuple):
 
 class Reassignments:
     """Thread-safe. `replicas`: those of this broker; `may_have`: the brokers that may be given
-    more; `look`: ask all brokers what they lead now.
+    more; `look`: ask all brokers what they lead now; `begin_set` of a partition that has none, and
+    returns what serves it then.
     """
 
     def __init__(
@@ -64,9 +65,11 @@ class Reassignments:
         replicas: ReplicaMoves,
         may_have: Callable[[], Collection[int]],
         look: Callable[[], None],
+        begin_set: Callable[[Partition], Partition],
     ) -> None:
         self._moves, self._leaders, self._topics = moves, leaders, topics
         self._replicas, self._may_have, self._look = replicas, may_have, look
+        self._begin_set = begin_set
         self._threads = Threads(1, name="reassign")
         self._lock = threading.Lock()
         self._targets: dict[TopicIdPartition, int] = {}
@@ -95,10 +98,19 @@ class Reassignments:
         `Moves.reassign` does.
         """
         self.check(place, node_ids)
-        if self._topics.find_by_id(place[0]).record.is_replicated:
-            self._order(place, node_ids)
-        else:
+        if len(node_ids) == 1 and not self._has_set(place):
             self._begin_move(place, node_ids[0])
+            return
+        with self._lock:
+            self._targets.pop(place, None)
+        self._order(place, node_ids)
+
+    def _has_set(self, place: TopicIdPartition) -> bool:
+        """As its leader said last."""
+        leader = self._leaders.find_leader(place)
+        if leader is None:
+            return self._topics.find_by_id(place[0]).record.is_replicated
+        return bool(leader.replicas)
 
     def cancel(self, place: TopicIdPartition) -> None:
         """A hand-over that has begun arrives. Raises NoReassignment, and what `Moves.reassign`
@@ -124,13 +136,16 @@ class Reassignments:
 
     def reassign_here(self, partition: Partition, node_ids: Sequence[int]) -> Reassigned:
         """Of a partition that this broker leads; none: end the reassignment that there is. Raises
-        InvalidReplicaAssignment, NoReassignment, LeaderUnknown, StoreUnavailable.
+        InvalidReplicaAssignment, NoReassignment, LeaderUnknown, StoreUnavailable, and what
+        `FirstSets.begin_set` does.
         """
         place = partition.topic_id, partition.number
         if node_ids:
             self.check(place, node_ids)
-        if partition.term is None:
+        if partition.term is None and len(node_ids) <= 1:
             return self._reassign_only(place, node_ids)
+        if partition.term is None:
+            partition = self._begin_set(partition)
         shown = self._replicas.reassign(partition, node_ids)
         assert shown.leader is not None, "it is led here"
         return Reassigned(
@@ -160,19 +175,14 @@ class Reassignments:
         topic, leader = self._topics.find_by_id(place[0]), self._leaders.find_leader(place)
         has = () if leader is None else (*leader.replicas, leader.node_id)
         check_replicas([node_ids], living={*self._may_have(), *has}, factor=None)
-        factor, least = len(node_ids), 2 if topic.record.is_replicated else 1
-        if factor < least or (factor > 1 and least == 1):
-            keeps = "two replicas at least" if least > 1 else "one replica"
-            raise _refused(
-                f"{topic.record.name} was created with {'several' if least > 1 else 'one'} of each "
-                f"partition, which keeps {keeps}, not {factor}"
-            )
         try:
-            check_min_in_sync(topic.config, factor=factor)
+            check_min_in_sync(topic.config, factor=len(node_ids))
         except InvalidConfig as error:
-            raise _refused(str(error)) from error
+            raise InvalidReplicaAssignment(
+                str(error), problems=(FieldProblem("replicas", str(error)),)
+            ) from error
 
-    # --- the only replica -------------------------------------------------------------------------
+    # --- handing over ---------------------------------------------------------------------------
 
     def _begin_move(self, place: TopicIdPartition, node_id: int) -> None:
         with self._lock:
@@ -208,10 +218,6 @@ class Reassignments:
             log.info("a partition is not moved yet", partition=place, error=str(error))
             return False
         return True
-
-
-def _refused(why: str) -> InvalidReplicaAssignment:
-    return InvalidReplicaAssignment(why, problems=(FieldProblem("replicas", why),))
 
 
 def _no_reassignment(place: TopicIdPartition) -> NoReassignment:

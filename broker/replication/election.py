@@ -20,6 +20,9 @@
 | when does a leader claim anew      | it hears of an epoch above its own (R13): a member that    |
 |                                    | saw it will never follow this one                          |
 | who may lead without the bucket    | who is the only member of every set that may be in force   |
+| who writes the first version     | for new partitions, which are empty, who creates them;     |
+|                                  | else the folder that has all of it, alone in the set. One  |
+|                                  | that lands late says the same: nobody else may claim       |
 | what becomes of `Kept` when the    | the generation rises, `seen` stays (H9)                    |
 | log is gone, or a replica removed  |                                                            |
 """
@@ -174,6 +177,17 @@ def must_claim_anew(lead: Leadership, seen: int) -> bool:
 
 
 # --- what is kept ---------------------------------------------------------------------------------
+
+
+def keep_alone(folder_id: str, *, epoch: int) -> Kept:
+    """What is on the disk before there is a set: the only replica, which led under this epoch."""
+    replica_id = f"{folder_id}.{FIRST_GENERATION}"
+    return Kept(replica_id, seen=epoch, members=frozenset({replica_id}))
+
+
+def may_begin_set(kept: Kept) -> bool:
+    """Whether the first version of the set is this replica's to write, if there is none."""
+    return kept.version == 0 and kept.members == {kept.replica_id}
 
 
 def keep_sent(kept: Kept, in_force: InForce, after: InForce) -> Kept:

@@ -42,7 +42,7 @@ from tierlog.broker.replication.replica import (
 from tierlog.broker.replication.term import Term
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.clock import monotonic_ms
-from tierlog.manifest.replica_sets import NewestSet, ReplicaSet
+from tierlog.manifest.replica_sets import NewestSet, ReplicaSet, first_set
 from tierlog.manifest.store import random_name
 from tierlog.manifest.versions import CreateOutcome
 from tierlog.record_format.errors import (
@@ -208,6 +208,21 @@ class Elections:
             replica.look_again_ms += max(0, pace_ms - LOOK_PACE_MS)
         if newest.found is not None:
             self._settle(replica, newest, is_named=is_named)
+        elif newest.taken == 0 and election.may_begin_set(replica.kept):
+            self._begin_set(replica)
+
+    def _begin_set(self, replica: Replica) -> None:
+        """Its partition was this folder's alone, and has no set yet."""
+        with replica.lock:
+            replica.sent = replica.sent or first_set(
+                replica.place,
+                epoch=replica.kept.seen,
+                replicas=[self._members.me.node_id],
+                in_sync=replica.kept.members,
+            )
+        self.send_again(replica)
+        if replica.newest is not None and replica.role is Role.IDLE:
+            self.claim(replica, is_leader_dead=False)  # at once: there is nobody else
 
     def _settle(self, replica: Replica, newest: NewestSet, *, is_named: bool = False) -> None:
         in_force, found = in_force_of(newest), newest.found

@@ -54,6 +54,10 @@ class KeptFiles:
             for path in sorted(self._folder.glob(f"*{SUFFIX}")):
                 yield parse_topic_id_partition(path.name.removesuffix(SUFFIX))
 
+    def has(self, place: TopicIdPartition) -> bool:
+        """Whether something is kept about it."""
+        return self._path(place).exists()
+
     def read_kept(self, place: TopicIdPartition) -> tuple[Kept, bool]:
         """What is kept, and whether the replica has had a log. A folder that was copied has another
         id, and so has its replica: it answers for nothing that the original promised. Raises
@@ -84,7 +88,7 @@ class KeptFiles:
         self._write(self._path(place), sealed_json.encode(record, kind=KIND_REPLICA))
 
     def forget(self, place: TopicIdPartition) -> None:
-        """The topic was deleted."""
+        """The topic was deleted, or the partition is this folder's alone."""
         self._path(place).unlink(missing_ok=True)
 
     def _path(self, place: TopicIdPartition) -> Path:

@@ -1,7 +1,10 @@
 """The replicas of this broker: opened, followed and led; and what it answers to those that follow.
 
-* A topic with `replication.factor` 1 has none here: its partitions are this folder's, or are handed
-  over through the bucket (`hand_over`).
+* A partition is a replica's once there is a set of replicas of it in the bucket, however many they
+  are. Until then it is some folder's alone, which hands it over through the bucket (`hand_over`) or
+  writes the first version of its set (`begin_set`). There is no way back.
+* At the start a place is a replica's if something is kept about it (`KeptFiles`), and the folder
+  does not list it as its own.
 * A partition that is led here is served by a `Partition` around the replica's log, one for each
   term. Nobody else changes the log meanwhile.
 * Work that waits for the store or a disk is done in threads, one at a time for a replica, so that a
@@ -26,7 +29,7 @@ from tierlog.broker.damaged_partition import DamagedPartition
 from tierlog.broker.data_folder import DataFolder, TopicIdPartition, TopicPartition
 from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.log_opener import LogOpener
-from tierlog.broker.opened_log import Wanted
+from tierlog.broker.opened_log import OpenedLog, Wanted
 from tierlog.broker.partition import Partition
 from tierlog.broker.replication import election
 from tierlog.broker.replication.elections import Elections
@@ -40,10 +43,10 @@ from tierlog.broker.replication.replica_moves import ReplicaMoves, shown_of
 from tierlog.broker.replication.term import NEVER_MS, Term
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.topic_registry import TopicRecord
+from tierlog.broker.topics import Topic
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.manifest.keys import PartitionKeys
-from tierlog.manifest.replica_sets import ReplicaSet, ReplicaSets
-from tierlog.manifest.store import random_name
+from tierlog.manifest.replica_sets import ReplicaSets, first_set
 from tierlog.record_format.errors import (
     CorruptDataError,
     LeaderChanged,
@@ -131,6 +134,9 @@ class Replicas:
             except UnknownTopic:
                 self._files.forget(place)
                 continue
+            if place[1] not in record.absent:  # its set was not begun
+                self._files.forget(place)
+                continue
             name = (record.name, place[1])
             rows = points.get(name), starts.get(name)
             try:
@@ -173,6 +179,12 @@ class Replicas:
         known_end = 0 if opened.cold is None else opened.cold.end_offset
         known = max(known_end, opened.log.log_start_offset)
         opened.log.replicate(min(known, opened.log.flushed_end))
+        self._files.write_kept(place, kept, was_opened=True)
+        return self._add(record, place, opened, kept)
+
+    def _add(
+        self, record: TopicRecord, place: TopicIdPartition, opened: OpenedLog, kept: election.Kept
+    ) -> Replica:
         replica = Replica(
             record.name,
             place,
@@ -185,10 +197,31 @@ class Replicas:
             save_recovery_point=self._topics.checkpoints.save,
             monotonic=self._timing.monotonic,
         )
-        self._files.write_kept(place, kept, was_opened=True)
         with self._lock:
             self._replicas[place] = replica
+        self._topics.note_replica(place)
         return replica
+
+    def begin_set(self, partition: Partition) -> None:
+        """Make a replica of a partition that is this folder's alone, and to which nothing is
+        appended: the only one of its set. Once it returns nothing else can become of it; it is led
+        then, unless the bucket did not answer. Raises OSError, ShuttingDown, LogOfflineError.
+        """
+        place = partition.topic_id, partition.number
+        kept = election.keep_alone(self._folder.owner, epoch=partition.offsets().leader_epoch)
+        with self._topics.changing():
+            record = self._topics.find_by_id(place[0]).record
+            self._files.write_kept(place, kept, was_opened=True)
+            try:
+                self._topics.leave(partition)
+            except BaseException:
+                self._files.forget(place)
+                raise
+            self._topics.retire_partition(partition, partial(self._gone, record, place[1]))
+            opened = self._opener.replicate(partition, record)
+            replica = self._add(record, place, opened, kept)
+        self._on_moved(partition)
+        self._do(replica, partial(self.elections.look, replica))
 
     def not_led(self) -> Iterator[Replica | DamagedPartition]:
         """Those that have rows in the checkpoints, and are not in a topic."""
@@ -207,27 +240,32 @@ class Replicas:
         """Whether there is a replica here, or a damaged one."""
         return place in self._replicas or place in self._damaged
 
-    def is_replicated(self, topic_id: str) -> bool:
-        return self._topics.find_by_id(topic_id).record.is_replicated
+    def keeps(self, place: TopicIdPartition) -> bool:
+        """Whether there is a replica here, or was one."""
+        return self._files.has(place)
 
-    def settle(self, place: TopicIdPartition) -> None:
-        """Somebody says that its set has changed: look, and lead it if nobody does. Raises
-        StoreUnavailable, CorruptDataError, UnknownTopic.
+    def settle(self, place: TopicIdPartition) -> bool:
+        """Somebody says that its set has changed: look, and lead it if nobody does. Whether it has
+        a set. Raises StoreUnavailable, CorruptDataError, UnknownTopic.
         """
         replica = self._replicas.get(place)
         if replica is None:
-            replica = self._open_if_mine(place)
+            topic = self._topics.find_by_id(place[0])
+            found = self._sets_of(topic.record, place[1]).load_newest()
+            if found.found is None:
+                return found.taken > 0
+            if self._members.me.node_id in found.found.replicas:
+                replica = self._open_if_not_here(topic, place)
         if replica is not None:
             self._do(replica, partial(self.elections.look, replica, is_named=True))
+        return True
 
-    def _open_if_mine(self, place: TopicIdPartition) -> Replica | None:
-        record = self._topics.find_by_id(place[0]).record
-        found = self._sets_of(record, place[1]).load_newest()
-        if found.found is None or self._members.me.node_id not in found.found.replicas:
-            return None
+    def _open_if_not_here(self, topic: Topic, place: TopicIdPartition) -> Replica | None:
         with self._topics.changing():
             known = self._replicas.get(place)
-            return known or self._open(record, place, at_start=False)
+            if known is not None or place[1] in topic.partitions:
+                return known
+            return self._open(topic.record, place, at_start=False)
 
     def create(
         self,
@@ -240,17 +278,11 @@ class Replicas:
         """Write the first version of a new partition's set: all are in sync, since all are empty;
         nobody leads. Raises StoreUnavailable, OutcomeUnknownError.
         """
-        first = ReplicaSet(
-            topic_id=record.topic_id,
-            partition=number,
-            version=1,
-            leader_epoch=0,
-            leader=None,
-            replicas=tuple(node_ids),
-            in_sync=tuple(
-                sorted(f"{folders[one]}.{election.FIRST_GENERATION}" for one in node_ids)
-            ),
-            nonce=random_name(),
+        first = first_set(
+            (record.topic_id, number),
+            epoch=0,
+            replicas=node_ids,
+            in_sync=[f"{folders[one]}.{election.FIRST_GENERATION}" for one in node_ids],
         )
         self._sets_of(record, number).create_version(first)
 
@@ -262,12 +294,12 @@ class Replicas:
         keys = PartitionKeys(record.name, record.topic_id, number)
         return ReplicaSets(self._bucket.store, keys, pause=self._timing.pause)
 
-    def is_in_set(self, record: TopicRecord, number: int, *, node_id: int) -> bool:
-        """Whether the broker has a replica, or is to have one. Raises StoreUnavailable,
-        CorruptDataError.
+    def nodes_of_set(self, record: TopicRecord, number: int) -> set[int] | None:
+        """The brokers that have a replica, or are to have one; None if it has no set. Raises
+        StoreUnavailable, CorruptDataError.
         """
         found = self._sets_of(record, number).load_newest().found
-        return found is not None and node_id in (*found.replicas, *found.target)
+        return None if found is None else {*found.replicas, *found.target}
 
     def look_at(self, places: Iterable[TopicIdPartition], *, leader: int) -> None:
         """That broker leads these partitions: look at those that follow another."""
@@ -353,10 +385,14 @@ class Replicas:
     # --- leading ----------------------------------------------------------------------------------
 
     def _min_in_sync(self, replica: Replica) -> int:
-        """By the replicas that there are to be: a reassignment may have another number of them."""
+        """By the fewer of the replicas that there are to be and that there were: writes go on while
+        more are added, and the others may go if fewer are to stay.
+        """
         topic, newest = self._topics.find_by_id(replica.place[0]), replica.newest
         found = None if newest is None else newest.found
-        wanted = () if found is None else found.target or found.replicas
+        wanted = () if found is None else found.replicas
+        if found is not None and found.target:
+            wanted = min(found.target, found.original, key=len)
         return topic.config.min_in_sync(len(wanted) or topic.record.replication_factor)
 
     def _lead(self, replica: Replica, in_force: InForce) -> None:

@@ -21,12 +21,13 @@ TOPIC = "moved"
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[ClusterOfProcesses]:
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ClusterOfProcesses]:
+    """The parameter: the replicas of each partition."""
     with cluster_of_processes(tmp_path, "folder") as cluster:
         document = {
             "name": TOPIC,
             "partitions": 3,
-            "replicas": [[0, 1, 2], [1, 2, 0], [2, 0, 1]],
+            "replicas": getattr(request, "param", [[0, 1, 2], [1, 2, 0], [2, 0, 1]]),
             "config": {"local.retention.ms": -2, "segment.bytes": 1 << 20},
         }
         cluster.call(cluster.brokers[0], "POST", "/v1/topics", json=document)
@@ -121,4 +122,60 @@ def test_over_a_leader_that_is_killed_it_goes_on_and_one_that_is_cancelled_ends(
         until(lambda: is_settled(cluster, wanted) or show(cluster), patience_s=60)
         load.wait_for_more()
     check_files(cluster, wanted)
+    cluster.verify(TOPIC)
+
+
+def reassign(cluster: ClusterOfProcesses, wanted: list[list[int]]) -> None:
+    """Ask a broker that runs, for all partitions."""
+    program = Program(",".join(one.url for one in cluster.brokers if one.process is not None))
+    for number, replicas in enumerate(wanted):
+        to = ",".join(map(str, replicas))
+        program.ok("cluster", "reassign", f"{TOPIC}:{number}", "--to", to)
+
+
+@pytest.mark.parametrize("cluster", [[[0], [1], [2]]], indirect=True)
+def test_the_only_replicas_get_others_a_leader_is_killed_and_one_of_each_is_left(
+    cluster: ClusterOfProcesses,
+) -> None:
+    with Load(cluster, TOPIC, partitions=3) as load:
+        wanted = [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
+        reassign(cluster, wanted)
+        load.wait_for_more()
+        until(lambda: is_settled(cluster, wanted) or show(cluster), patience_s=60)
+        load.wait_for_more()
+        cluster.brokers[1].kill()
+        load.wait_for_more()
+        cluster.brokers[1].start()
+        until(lambda: is_settled(cluster, wanted) or show(cluster), patience_s=60)
+        kept = [[2], [1], [0]]  # also who does not lead, and who was killed
+        reassign(cluster, kept)
+        until(lambda: is_settled(cluster, kept) or show(cluster), patience_s=60)
+        load.wait_for_more()
+        cluster.brokers[0].kill()
+        cluster.brokers[0].start()
+        load.wait_for_more()
+    check_files(cluster, kept)
+    cluster.verify(TOPIC)
+
+
+@pytest.mark.parametrize("cluster", [[[0], [1], [2]]], indirect=True)
+def test_the_only_replica_is_the_only_one_again_if_that_is_cancelled_half_way(
+    cluster: ClusterOfProcesses,
+) -> None:
+    with Load(cluster, TOPIC, partitions=3) as load:
+        new = cluster.add()
+        assert new.process is not None
+        new.process.send_signal(signal.SIGSTOP)  # what is ordered now waits for it
+        try:
+            path = f"/v1/topics/{TOPIC}/partitions/0/replicas"
+            cluster.call(cluster.brokers[1], "POST", path, json={"replicas": [0, 3]})
+            load.wait_for_more()
+            assert partitions_of(cluster)[0]["in_sync_replicas"] == [0]
+            cluster.call(cluster.brokers[2], "DELETE", path)
+            until(lambda: is_settled(cluster, [[0], [1], [2]]) or show(cluster), patience_s=60)
+            load.wait_for_more()
+        finally:
+            new.process.send_signal(signal.SIGCONT)
+        load.wait_for_more()
+    check_files(cluster, [[0], [1], [2]])
     cluster.verify(TOPIC)

@@ -486,7 +486,7 @@ def test_a_restored_folder_serves_what_had_replicas_alone(
     cluster.close()
     options = RestoreOptions(tmp_path / "restored", gap=1000, clock=wall_clock_ms)
     restore(open_store(cluster.bucket), options)
-    with pytest.raises(ConfigurationError, match=r"flights.* 3 replicas .* without --join"):
+    with pytest.raises(ConfigurationError, match=r"flights.* has replicas .* without --join"):
         cluster.start("restored", meets=False)
     with closing(cluster.start_alone("restored")) as alone:
         assert append(alone.partition("flights", 0), b"y").base_offset >= 1000
