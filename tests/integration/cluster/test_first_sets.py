@@ -261,7 +261,10 @@ def test_while_a_topic_has_replicas_what_is_alone_in_it_is_not_taken_for_new(
             not cluster_of(one).members.find_member(node_id_of(owner)).is_alive for one in others
         )
     )
+    place = place_of(cluster)[0], 1
     for broker in others:
+        cluster_of(broker).news.read_reports()
+        assert cluster_of(broker).leaders.find_leader(place) is None
         cluster_of(broker).look_after()
         assert not cluster_of(broker).replicas.has_set(broker.topic("flights").record, 1)
     cluster.find(owner)
