@@ -66,7 +66,7 @@ async def _wait(
                 await poll.wait(())
             finally:
                 cancel()
-            if poll.cancelled or poll.over:  # what came in this moment is for the next fetch
+            if poll.cancelled:
                 break
             await context.access.recheck(exchange)
             asked = replace(request, wait_ms=0) if poll.over else request

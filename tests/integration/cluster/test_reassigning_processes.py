@@ -98,6 +98,7 @@ def show(cluster: ClusterOfProcesses) -> bool:
     return False
 
 
+@pytest.mark.soak
 def test_over_a_leader_that_is_killed_it_goes_on_and_one_that_is_cancelled_ends(
     cluster: ClusterOfProcesses,
 ) -> None:
@@ -158,6 +159,7 @@ def test_the_only_replicas_get_others_a_leader_is_killed_and_one_of_each_is_left
     cluster.verify(TOPIC)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("cluster", [[[0], [1], [2]]], indirect=True)
 def test_the_only_replica_is_the_only_one_again_if_that_is_cancelled_half_way(
     cluster: ClusterOfProcesses,

@@ -480,13 +480,12 @@ def test_log_tier_describes_the_returned_records(api: Api, accept: str) -> None:
         "local_log_start_offset"
     ]
     api.values(topic, "hot")
-    tiers = [
-        api.fetch(topic, accept=accept, offset=local_start - 1, max_records=count).headers[
-            "log-tier"
-        ]
-        for count in (1, 2)
-    ]
-    assert tiers == ["cold", "mixed"]
+    start = local_start - 1
+    for count in (1, 2):  # a broker that does not lead may end its answer where the bucket ends
+        headers = api.fetch(topic, accept=accept, offset=start, max_records=count).headers
+        sent = int(headers["log-next-offset"]) - start
+        assert headers["log-tier"] == {1: "cold", 2: "mixed"}[sent]
+        assert sent <= count
     assert api.fetch(topic, offset=local_start - 1, max_records=1).json()["tier"] == "cold"
 
 

@@ -336,6 +336,7 @@ def test_kafkas_command_lines_see_and_move_partitions(brokers: Brokers, tmp_path
 
 
 @pytest.mark.kafka
+@pytest.mark.soak  # a dozen JVMs
 def test_kafkas_reassignment_tool_gives_replicas_to_other_brokers_and_cancels(
     tmp_path: Path,
 ) -> None:
