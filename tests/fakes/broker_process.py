@@ -1,6 +1,7 @@
 """A broker in its own process, as a user starts it: for tests that kill it."""
 
 import os
+import secrets
 import signal
 import socket
 from contextlib import suppress
@@ -13,9 +14,14 @@ from tests.fakes.forked import ROOT, Forked
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Below those that connections are given (net.ipv4.ip_local_port_range), of which one may take
+    it before it is listened on.
+    """
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class BrokerProcess:
