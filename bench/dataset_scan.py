@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from bench.children import MissingPeer
 from bench.report import Report, Target
 from bench.rounds import interleave
-from bench.spark_scan import PARTITIONS, RECORDS, fill
+from bench.spark_scan import PARTITIONS, RECORDS, Spent, fill
 from tierlog.spark_reader.arrow_dataset import dataset
 
 ROUNDS: Final = 7
@@ -32,11 +32,6 @@ ROW_GROUP: Final = 1 << 20
 CPU_AT_MOST: Final = 1.6  # of Parquet's, values
 WALL_AT_MOST: Final = 3.0  # of Parquet's, in DuckDB
 QUERY: Final = "select count(*), sum(octet_length(value)) from rows"
-
-
-class Spent(NamedTuple):
-    wall_s: float
-    cpu_s: float
 
 
 def measure(folder: Path, *, rounds: int) -> Report:

@@ -16,6 +16,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -230,10 +231,8 @@ def _close(store: ObjectStore, folder: str) -> dict[int, ObjectStat]:
         number = next_fence({n: n in fences for n in listed})
         if number is None:
             return {n: stat for n, stat in listed.items() if n not in fences}
-        try:
+        with suppress(ObjectExists, OutcomeUnknownError):  # the next LIST tells
             store.put(_key(folder, number), FENCE, if_absent=True)
-        except (ObjectExists, OutcomeUnknownError):
-            continue  # the next LIST tells
 
 
 def _list(store: ObjectStore, folder: str) -> dict[int, ObjectStat]:

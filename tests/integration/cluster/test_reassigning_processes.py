@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -98,15 +99,24 @@ def show(cluster: ClusterOfProcesses) -> bool:
     return False
 
 
+@contextmanager
+def paused_newcomer(cluster: ClusterOfProcesses) -> Iterator[None]:
+    """Another broker: what it is to have is ordered now, and waits for it."""
+    new = cluster.add()
+    assert new.process is not None
+    new.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        new.process.send_signal(signal.SIGCONT)
+
+
 @pytest.mark.soak
 def test_over_a_leader_that_is_killed_it_goes_on_and_one_that_is_cancelled_ends(
     cluster: ClusterOfProcesses,
 ) -> None:
     with Load(cluster, TOPIC, partitions=3) as load:
-        new = cluster.add()
-        assert new.process is not None
-        new.process.send_signal(signal.SIGSTOP)  # what is ordered now waits for it
-        try:
+        with paused_newcomer(cluster):
             for number, replicas in enumerate(([3, 1, 2], [1, 2, 3])):
                 path = f"/v1/topics/{TOPIC}/partitions/{number}/replicas"
                 cluster.call(cluster.brokers[1], "POST", path, json={"replicas": replicas})
@@ -116,8 +126,6 @@ def test_over_a_leader_that_is_killed_it_goes_on_and_one_that_is_cancelled_ends(
             killed = cluster.brokers[cluster.leaders(TOPIC, cluster.brokers[2])[0]]
             killed.kill()
             load.wait_for_more()
-        finally:
-            new.process.send_signal(signal.SIGCONT)
         killed.start()
         wanted = [[3, 1, 2], [1, 2, 0], [2, 0, 1]]
         until(lambda: is_settled(cluster, wanted) or show(cluster), patience_s=60)
@@ -165,10 +173,7 @@ def test_the_only_replica_is_the_only_one_again_if_that_is_cancelled_half_way(
     cluster: ClusterOfProcesses,
 ) -> None:
     with Load(cluster, TOPIC, partitions=3) as load:
-        new = cluster.add()
-        assert new.process is not None
-        new.process.send_signal(signal.SIGSTOP)  # what is ordered now waits for it
-        try:
+        with paused_newcomer(cluster):
             path = f"/v1/topics/{TOPIC}/partitions/0/replicas"
             cluster.call(cluster.brokers[1], "POST", path, json={"replicas": [0, 3]})
             load.wait_for_more()
@@ -176,8 +181,6 @@ def test_the_only_replica_is_the_only_one_again_if_that_is_cancelled_half_way(
             cluster.call(cluster.brokers[2], "DELETE", path)
             until(lambda: is_settled(cluster, [[0], [1], [2]]) or show(cluster), patience_s=60)
             load.wait_for_more()
-        finally:
-            new.process.send_signal(signal.SIGCONT)
         load.wait_for_more()
     check_files(cluster, [[0], [1], [2]])
     cluster.verify(TOPIC)
