@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import gc
 import os
+import ssl
 import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpcore2
 import pytest
 import structlog
 from botocore.loaders import JSONFileLoader
@@ -71,6 +73,21 @@ def cached_s3_service_model() -> Iterator[None]:
     parsed = cache(JSONFileLoader().load_file)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JSONFileLoader, "load_file", lambda _, path: parsed(path))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cached_authorities() -> Iterator[None]:
+    """httpx2 reads the system's authorities for each client, which takes 40 ms."""
+    read = httpcore2.default_ssl_context
+    read_once = cache(read)
+
+    def authorities(**given: bool) -> ssl.SSLContext:
+        named = os.environ.keys() & {"SSL_CERT_FILE", "SSL_CERT_DIR"}
+        return read(**given) if named else read_once()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpcore2, "default_ssl_context", authorities)
         yield
 
 

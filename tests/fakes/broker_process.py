@@ -52,7 +52,7 @@ class BrokerProcess:
                 return client.get(f"{self.url}{path}").status_code == 200
             return False
 
-        with httpx2.Client(transport=httpx2.HTTPTransport(retries=0), timeout=2) as client:
+        with httpx2.Client(timeout=2) as client:
             waiting.until(is_ready, patience_s=120)
 
     def kill(self) -> None:

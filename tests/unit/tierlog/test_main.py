@@ -55,3 +55,23 @@ def test_listing_the_commands_imports_none_of_them_nor_a_slow_library(arguments,
     )
     assert "storage" in completed.stdout
     assert completed.stderr.split() == []
+
+
+EACH_ALONE = """
+import os
+from importlib import import_module
+from tests.fakes.forked import LIBRARIES
+from tierlog.cli.program import COMMANDS
+for library in LIBRARIES:
+    import_module(library)
+for module in {entry.module for entry in COMMANDS.values()}:
+    if os.fork() == 0:
+        import_module(f"tierlog.cli.{module}")
+        os._exit(0)
+    assert os.wait()[1] == 0, module
+"""
+
+
+def test_each_commands_module_can_be_imported_alone():
+    """No other command that was imported before made up for a cycle."""
+    subprocess.run([sys.executable, "-W", "error", "-c", EACH_ALONE], check=True, cwd=ROOT)
