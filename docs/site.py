@@ -37,6 +37,7 @@ SECTIONS = {
         "docs/guides/python-client.md",
         "docs/guides/read-with-python.md",
         "docs/guides/sql.md",
+        "docs/guides/tables.md",
         "docs/spark.md",
         "docs/guides/kafka-clients.md",
         "docs/guides/coming-from-kafka.md",

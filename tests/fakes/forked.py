@@ -40,6 +40,7 @@ LIBRARIES: Final = (
         "numba",
         "pydantic",
     ),
+    *("pyiceberg.catalog.sql", "pyiceberg.io.pyarrow"),
     *("prometheus_client", "rich.progress", "structlog", "typer", "uvicorn", "uvloop", "zstandard"),
 )
 OF_A_BROKER: Final = (

@@ -85,7 +85,11 @@ def with_group(
     function: Callable[..., None], group: type[T], call: Callable[[T, partial[None]], None]
 ) -> Callable[..., None]:
     """Make a command of `function(first, ...)`; `call(group, rest)` calls `rest(first)`."""
-    shared = inspect.signature(group, eval_str=True).parameters
+    hints = get_type_hints(group, include_extras=True)  # of a base class, by its own module
+    shared = {
+        name: one.replace(annotation=hints[name])
+        for name, one in inspect.signature(group).parameters.items()
+    }
 
     def command(**arguments: Any) -> None:
         given = group(**{name: arguments.pop(name) for name in shared})

@@ -77,6 +77,12 @@ COMMANDS: Final[Mapping[str, Entry]] = MappingProxyType(
         "bench": Entry("bench", "Measure a broker's produce and fetch rates.", "Broker"),
         "top": Entry("top", "Show what a broker is doing right now.", "Broker"),
         "sql": Entry("sql", "Query topics as tables, without Spark.", "Topics and records", "sql"),
+        "table": Entry(
+            "table",
+            "Keep topics as Iceberg tables, without Spark.",
+            "Topics and records",
+            "iceberg",
+        ),
         "replay": Entry(
             "on_spark",
             "Copy a topic's records to Parquet, JSON or another topic.",

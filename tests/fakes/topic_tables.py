@@ -1,0 +1,226 @@
+"""A topic in a bucket, its table in a SQLite catalog, and a process that forks for each run of
+`sync`, which may be killed: PyIceberg takes two seconds to import.
+
+    python -m tests.fakes.topic_tables FOLDER
+
+Each line of standard input is answered by a line: `run CALL`, where the run is killed before that
+call of the table's files and catalog (0: it is not), by its process id; `wait PID` by how it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.table import Table
+
+from tests.fakes.bucket import NOW_MS, put_partition, segment_files, topic_id_of
+from tests.fakes.cold_segments import FIXTURES
+from tierlog.manifest.topic_objects import TopicObject, TopicObjects
+from tierlog.object_store.open import open_store
+from tierlog.spark_reader.arrow_dataset import dataset
+from tierlog.tables.catalog import create_table, load_table, open_catalog, table_name
+from tierlog.tables.sync import Synced, TableSync, begin_position, read_options
+
+ROOT = Path(__file__).parents[2]
+TOPIC = "many"
+SEGMENTS = 10
+SMALL = {"splitBytes": "16k"}
+STEP_BYTES = 150 << 10  # four commits for all of it
+COLUMNS = ("key", "value", "partition", "offset", "timestamp", "headers")
+
+
+class TopicTable:
+    """One topic, of a partition whose segments may be put one after another."""
+
+    def __init__(self, folder: Path, *, warehouse: str = "", **properties: str) -> None:
+        self.folder, self.properties = folder, properties
+        self.url, self.warehouse = f"file://{folder}/bucket", warehouse or f"file://{folder}/tables"
+        self.name = table_name(None, TOPIC)
+        self.notes: list[str] = []
+
+    def open_catalog(self, kind: type[SqlCatalog] = SqlCatalog) -> Any:
+        uri = f"sqlite:///{self.folder}/catalog.db"
+        found = open_catalog(uri, {"warehouse": self.warehouse, **self.properties})
+        return kind(found.name, **found.properties)
+
+    def put(self, first: int = 0, end: int = SEGMENTS) -> None:
+        """These segments, which follow those that were put before."""
+        store = open_store(self.url)
+        if first == 0:
+            topic = TopicObject(
+                name=TOPIC, topic_id=topic_id_of(TOPIC), partitions=1, config={}, created_ms=NOW_MS
+            )
+            TopicObjects(store).write_topic(topic, check=lambda: None)
+        put_partition(store, TOPIC, 0, segment_files(FIXTURES / "many-segments-0")[first:end])
+
+    def create(self) -> Table:
+        return create_table(self.open_catalog(), self.name, begin_position(self.options(), TOPIC))
+
+    def options(self, until: int | None = None) -> Any:
+        end = {} if until is None else {"endingOffsets": json.dumps({TOPIC: {"0": until}})}
+        return read_options(
+            {"store": self.url, "tier": "cold", "includeHeaders": "true"} | SMALL | end, TOPIC
+        )
+
+    def run(self, *, catalog: Any = None, until: int | None = None) -> Synced:
+        return TableSync(
+            catalog=catalog or self.open_catalog(),
+            name=self.name,
+            topic=TOPIC,
+            options=self.options(until),
+            commit_bytes=STEP_BYTES,
+            log=self.notes.append,
+            sleep=lambda _: None,
+        ).sync_table()
+
+    def load(self) -> Table:
+        return load_table(self.open_catalog(), self.name)
+
+    def rows(self) -> pa.Table:
+        """What PyIceberg reads, in the log's order."""
+        return in_order(self.load().scan().to_arrow())
+
+    def expected(self) -> pa.Table:
+        committed = dataset(
+            TOPIC, store=self.url, tier="cold", includeHeaders=True, isolationLevel="read_committed"
+        )
+        return in_order(committed.to_table(columns=list(COLUMNS)))
+
+    def files(self) -> set[str]:
+        """Data files, and marks of attempts, that there are."""
+        return {
+            str(path.relative_to(self.folder))
+            for place in ("data", "tierlog")
+            for path in self.folder.glob(f"tables/tierlog/many/{place}/**/*")
+            if path.is_file()
+        }
+
+
+def in_order(rows: pa.Table) -> pa.Table:
+    return rows.select(list(COLUMNS)).sort_by([("partition", "ascending"), ("offset", "ascending")])
+
+
+def check_each_once(table: TopicTable) -> None:
+    """Each committed record is one row."""
+    rows, expected = table.rows(), table.expected()
+    assert rows["offset"].to_pylist() == expected["offset"].to_pylist()
+    assert rows.to_pylist() == [
+        record | {"headers": record["headers"] or []} for record in expected.to_pylist()
+    ]
+
+
+class Runs:
+    """Runs of `sync`, each in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._log = (folder / "runs.log").open("ab")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.fakes.topic_tables", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            cwd=ROOT,
+            text=True,
+            bufsize=1,
+        )
+
+    def start(self, *, killed_at: int = 0) -> int:
+        return self._ask(f"run {killed_at}")
+
+    def wait(self, pid: int) -> int:
+        return self._ask(f"wait {pid}")
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+        self._log.close()
+
+    def _ask(self, line: str) -> int:
+        self._process.stdin.write(line + "\n")
+        return int(self._process.stdout.readline())
+
+
+@contextmanager
+def runs_of(folder: Path) -> Iterator[Runs]:
+    runs = Runs(folder)
+    try:
+        yield runs
+    finally:
+        runs.close()
+
+
+# --- the process ----------------------------------------------------------------------------------
+
+
+def serve(folder: Path) -> None:
+    for line in sys.stdin:
+        command, number = line.split()
+        if command == "wait":
+            _, status = os.waitpid(int(number), 0)
+            print(os.waitstatus_to_exitcode(status), flush=True)
+        elif (pid := os.fork()) == 0:
+            os._exit(run_once(folder, int(number)))
+        else:
+            print(pid, flush=True)
+
+
+def run_once(folder: Path, killed_at: int) -> int:
+    if killed_at:
+        before_each_call(killed_at_call(killed_at))
+    try:
+        TopicTable(folder).run()
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def killed_at_call(number: int) -> Callable[[], None]:
+    calls, lock = count(1), threading.Lock()
+
+    def call() -> None:
+        with lock:
+            if next(calls) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return call
+
+
+def before_each_call(do: Callable[[], None]) -> None:
+    """Of files that are written or deleted, and of commits, also after one."""
+    for owner, name in (
+        (PyArrowFileIO, "new_output"),
+        (PyArrowFileIO, "delete"),
+        (SqlCatalog, "commit_table"),
+    ):
+        setattr(owner, name, _wrapped(getattr(owner, name), do))
+
+
+def _wrapped(method: Callable[..., Any], do: Callable[[], None]) -> Callable[..., Any]:
+    def called(*arguments: Any, **named: Any) -> Any:
+        do()
+        found = method(*arguments, **named)
+        if method.__name__ == "commit_table":
+            do()
+        return found
+
+    return called
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))

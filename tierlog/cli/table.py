@@ -1,0 +1,235 @@
+"""`tierlog table`: topics as Iceberg tables, in any catalog of PyIceberg's.
+
+* `--catalog` is the URL of a catalog, or the name of one in PyIceberg's own configuration.
+* Without `--server`, only the bucket is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import typer
+from pyiceberg.catalog import Catalog
+
+from tierlog.cli.on_spark import LogOptions, pairs
+from tierlog.cli.options import (
+    OutputOption,
+    TopicArgument,
+    YesOption,
+    confirm,
+    size_of,
+    takes,
+)
+from tierlog.cli.output import (
+    Output,
+    format_size,
+    format_time,
+    print_json,
+    print_members,
+    print_table,
+    record_counter,
+    warn,
+)
+from tierlog.spark_reader.options import ReadOptions
+from tierlog.tables.catalog import (
+    Name,
+    create_table,
+    dotted,
+    drop_table,
+    load_table,
+    open_catalog,
+    position_of,
+    table_name,
+    tables_of_topics,
+)
+from tierlog.tables.status import TableStatus, status_of
+from tierlog.tables.sync import COMMIT_BYTES, TableSync, begin_position, read_options
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+CatalogOption = Annotated[
+    str,
+    typer.Option(
+        "--catalog",
+        envvar="TIERLOG_CATALOG",
+        metavar="URL",
+        help="sqlite:///file, postgresql+psycopg2://host/name, a REST catalog's https://host, "
+        "or the name of a catalog in PyIceberg's configuration.",
+    ),
+]
+WarehouseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--warehouse",
+        envvar="TIERLOG_WAREHOUSE",
+        metavar="URL",
+        help="Where a catalog in a database has its tables: s3://bucket/prefix or file:///folder.",
+    ),
+]
+PropertyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--catalog-property",
+        metavar="NAME=VALUE",
+        help="A property of the catalog or its files' store, as PyIceberg names them; may be "
+        "repeated.",
+    ),
+]
+NameOption = Annotated[
+    str | None,
+    typer.Option(
+        "--table",
+        metavar="NAMESPACE.NAME",
+        help="The table; by default tierlog.TOPIC, in lower case and with _ for dots and dashes.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogOptions:
+    """Which catalog."""
+
+    catalog: CatalogOption
+    warehouse: WarehouseOption = None
+    catalog_property: PropertyOption = None
+
+    def open(self) -> Catalog:
+        return _open(self.catalog, self.warehouse, self.catalog_property, {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOptions(LogOptions):
+    """Which table of which catalog, and which log."""
+
+    catalog: CatalogOption
+    table: NameOption = None
+    warehouse: WarehouseOption = None
+    catalog_property: PropertyOption = None
+
+    def open(self) -> Catalog:
+        """The warehouse is at the store's endpoint, unless a property says otherwise."""
+        near = {"s3.endpoint": self.endpoint, "s3.region": self.region}
+        return _open(self.catalog, self.warehouse, self.catalog_property, near)
+
+    def name(self, topic: str) -> Name:
+        return table_name(self.table, topic)
+
+    def reading(self, topic: str) -> ReadOptions:
+        return read_options(self.given(includeHeaders="true"), topic)
+
+
+def _open(
+    catalog: str,
+    warehouse: str | None,
+    given: Sequence[str] | None,
+    defaults: Mapping[str, str | None],
+) -> Catalog:
+    properties = {"warehouse": warehouse, **defaults, **pairs(given)}
+    return open_catalog(catalog, {name: one for name, one in properties.items() if one})
+
+
+@app.command("create")
+@takes(TableOptions)
+def create(options: TableOptions, topic: TopicArgument, output: OutputOption = Output.AUTO) -> None:
+    """Create an empty table for a topic, partitioned by day of timestamp."""
+    position = begin_position(options.reading(topic), topic)
+    table = create_table(options.open(), options.name(topic), position)
+    name, location = dotted(table.name()), table.location()
+    output.report({"table": name, "location": location}, f"created {name} at {location}")
+
+
+@app.command("sync")
+@takes(TableOptions)
+def sync(
+    options: TableOptions,
+    topic: TopicArgument,
+    *,
+    commit_bytes: Annotated[
+        str, typer.Option(metavar="SIZE", help="Bytes of log per commit.")
+    ] = f"{COMMIT_BYTES >> 30}GiB",
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Add the records that the table does not have yet, each once. If run again, it goes on where
+    it was.
+    """
+    catalog, name = options.open(), options.name(topic)
+    with record_counter(f"sync {topic}") as show:
+        done = TableSync(
+            catalog=catalog,
+            name=name,
+            topic=topic,
+            options=options.reading(topic),
+            commit_bytes=size_of("--commit-bytes", commit_bytes, least=1),
+            log=warn,
+            show=show,
+        ).sync_table()
+    offsets = position_of(load_table(catalog, name)).offsets
+    output.report(
+        {"table": dotted(name), **done._asdict(), "offsets": offsets},
+        f"{dotted(name)}: {done.records} records in {done.commits} commits",
+    )
+
+
+@app.command("status")
+@takes(TableOptions)
+def status(options: TableOptions, topic: TopicArgument, output: OutputOption = Output.AUTO) -> None:
+    """Show what a table has, and how far it is behind its topic."""
+    table = load_table(options.open(), options.name(topic))
+    has_log = options.store is not None or options.server is not None
+    found = status_of(table, options.reading(topic) if has_log else None)
+    if output.is_json:
+        partitions = [one._asdict() for one in found.partitions]
+        print_json({**found._asdict(), "partitions": partitions})
+        return
+    members = found._asdict()
+    del members["partitions"]
+    print_members(members)
+    print_table("", ("partition", "next offset", "log end", "lag"), found.partitions)
+
+
+@app.command("list")
+@takes(CatalogOptions)
+def list_tables(options: CatalogOptions, output: OutputOption = Output.AUTO) -> None:
+    """List the catalog's tables of topics."""
+    found = [status_of(one, None) for one in tables_of_topics(options.open())]
+    rows = [
+        (
+            one.table,
+            one.topic,
+            one.mode,
+            one.records,
+            format_size(one.size_bytes),
+            format_time(one.last_commit_ms),
+        )
+        for one in found
+    ]
+    columns = ("table", "topic", "mode", "records", "size", "last commit")
+    output.table({"tables": list(map(_listed, found))}, columns, rows)
+
+
+_LISTED: Final = ("table", "topic", "mode", "location", "records", "size_bytes", "last_commit_ms")
+
+
+def _listed(status: TableStatus) -> dict[str, Any]:
+    return {name: getattr(status, name) for name in _LISTED}
+
+
+@app.command("drop")
+@takes(CatalogOptions)
+def drop(
+    options: CatalogOptions,
+    table: Annotated[str, typer.Argument(metavar="NAMESPACE.NAME", help="The table.")],
+    *,
+    purge: Annotated[bool, typer.Option("--purge", help="Also delete its files.")] = False,
+    yes: YesOption = False,
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Remove a topic's table from the catalog. The topic is left alone."""
+    catalog = options.open()
+    found = load_table(catalog, table_name(table, ""))
+    with_files = " and deletes its files" if purge else "; its files are kept"
+    confirm(f"this removes table {table} from the catalog{with_files}", yes=yes)
+    drop_table(catalog, found, purge=purge)
+    output.report({"dropped": table}, f"dropped {table}")

@@ -1,0 +1,122 @@
+"""The files of one commit from before they are written until they are the table's, or deleted.
+
+| path below the table's location                       |                                          |
+|-------------------------------------------------------|------------------------------------------|
+| `tierlog/attempts/<parent snapshot's id>-<attempt>`   | empty; there while a commit is attempted |
+| `data/<attempt>/<day>-<number>.parquet`               | its files                                |
+
+* An attempt can only be committed while the branch main is at its parent. Once it is not, the
+  attempt was committed, or never will be; until then its files are left alone, whoever ended.
+* Deleted is only what no snapshot of the table has: of an attempt that was committed, nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final, NamedTuple
+from uuid import uuid4
+
+from pyarrow.fs import FileSelector, FileType
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.table import Table
+
+from tierlog.tables.catalog import ATTEMPT, file_io_of
+
+_ATTEMPTS: Final = "tierlog/attempts"
+_NONE: Final = "none"
+
+
+class Attempt(NamedTuple):
+    parent: str
+    id: str
+
+    def folder(self, table: Table) -> str:
+        return f"{table.location()}/data/{self.id}"
+
+    def mark(self, table: Table) -> str:
+        return f"{table.location()}/{_ATTEMPTS}/{self.parent}-{self.id}"
+
+
+def begin_attempt(table: Table) -> Attempt:
+    """Of a commit on top of the state of `table`."""
+    attempt = Attempt(_main_of(table), uuid4().hex)
+    mark_attempt(table, attempt)
+    return attempt
+
+
+def mark_attempt(table: Table, attempt: Attempt) -> None:
+    table.io.new_output(attempt.mark(table)).create(overwrite=True).close()
+
+
+def end_attempt(table: Table, attempt: Attempt) -> None:
+    """It was committed."""
+    _delete(table, attempt.mark(table))
+
+
+def abandon_attempt(table: Table, attempt: Attempt) -> None:
+    """It was not committed, and will not be: nobody was asked to."""
+    for path in _files_in(file_io_of(table), attempt.folder(table)):
+        _delete(table, path)
+    _delete(table, attempt.mark(table))
+
+
+def remove_lost_attempts(table: Table) -> int:
+    """Delete the files of attempts that can no longer be committed; how many. `table` has been
+    loaded just now.
+    """
+    removed = 0
+    for attempt in _attempts(table):
+        if attempt.parent == _main_of(table):
+            continue
+        files = list(_files_in(file_io_of(table), attempt.folder(table)))
+        if files and not _was_committed(table, attempt):
+            for path in set(files) - files_of_snapshots(table):
+                _delete(table, path)
+                removed += 1
+        _delete(table, attempt.mark(table))
+    return removed
+
+
+def files_of_snapshots(table: Table) -> set[str]:
+    """Every data file that a snapshot of the table has."""
+    manifests = {
+        manifest.manifest_path: manifest
+        for snapshot in table.metadata.snapshots
+        for manifest in snapshot.manifests(table.io)
+    }
+    return {
+        entry.data_file.file_path
+        for manifest in manifests.values()
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+    }
+
+
+def _attempts(table: Table) -> Iterator[Attempt]:
+    for path in _files_in(file_io_of(table), f"{table.location()}/{_ATTEMPTS}"):
+        parent, _, attempt = path.rpartition("/")[2].rpartition("-")
+        yield Attempt(parent, attempt)
+
+
+def _was_committed(table: Table, attempt: Attempt) -> bool:
+    summaries = (one.summary for one in table.metadata.snapshots)
+    return any(one is not None and one.get(ATTEMPT) == attempt.id for one in summaries)
+
+
+def _main_of(table: Table) -> str:
+    snapshot = table.current_snapshot()
+    return _NONE if snapshot is None else str(snapshot.snapshot_id)
+
+
+def _files_in(io: PyArrowFileIO, folder: str) -> Iterator[str]:
+    """The files of a folder, without those below it; none if there is no such folder."""
+    scheme, netloc, path = PyArrowFileIO.parse_location(folder, io.properties)
+    selector = FileSelector(path, allow_not_found=True)
+    for one in io.fs_by_scheme(scheme, netloc).get_file_info(selector):
+        if one.type == FileType.File:
+            yield f"{folder}/{one.base_name}"
+
+
+def _delete(table: Table, path: str) -> None:
+    with suppress(FileNotFoundError):  # deleted by another
+        table.io.delete(path)

@@ -1,0 +1,308 @@
+"""Topics' tables in a catalog, and the one commit that changes one.
+
+* A catalog is any of PyIceberg's. Files are written and listed by pyarrow.
+* A table of ours has the properties `tierlog.topic`, `tierlog.mode` and `tierlog.position`.
+* PyIceberg repeats a commit after a conflict, by default four times: with files of a position that
+  another has passed by then. `_OneCommit` sends it once, and on a conflict deletes nothing.
+* Whether a commit that was not answered took place is not decided here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final, NamedTuple, cast
+
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NamespaceAlreadyExistsError,
+    NoSuchNamespaceError,
+    NoSuchPropertyException,
+    NoSuchTableError,
+    NotInstalledError,
+    RESTError,
+    TableAlreadyExistsError,
+    ValidationException,
+)
+from pyiceberg.io import ARROW_FILE_IO, PY_IO_IMPL
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import Snapshot, ancestors_of
+from pyiceberg.table.update import AssertRefSnapshotId, TableRequirement, TableUpdate
+from pyiceberg.transforms import DayTransform
+from pyiceberg.types import (
+    BinaryType,
+    IntegerType,
+    ListType,
+    LongType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestamptzType,
+)
+from sqlalchemy.exc import SQLAlchemyError
+
+from tierlog.record_format.errors import (
+    ConfigurationError,
+    InvalidRequest,
+    OutcomeUnknownError,
+    RequestError,
+    RetriableError,
+)
+from tierlog.tables.data_files import FILE_BYTES
+from tierlog.tables.position import PROPERTY, Ancestor, Position, from_json
+
+TOPIC: Final = "tierlog.topic"
+MODE: Final = "tierlog.mode"
+ATTEMPT: Final = "tierlog.attempt"
+NAMESPACE: Final = "tierlog"
+
+Name = tuple[str, ...]
+
+_HEADER: Final = StructType(
+    NestedField(8, "key", StringType()), NestedField(9, "value", BinaryType())
+)
+_TIMESTAMP_ID: Final = 6
+RAW: Final = Schema(
+    NestedField(1, "key", BinaryType()),
+    NestedField(2, "value", BinaryType()),
+    NestedField(3, "partition", IntegerType(), required=True),
+    NestedField(4, "offset", LongType(), required=True),
+    NestedField(_TIMESTAMP_ID, "timestamp", TimestamptzType(), required=True),
+    NestedField(5, "headers", ListType(7, _HEADER, element_required=False)),
+)
+BY_DAY: Final = PartitionSpec(
+    PartitionField(_TIMESTAMP_ID, 1000, DayTransform(), "timestamp_day")  # as Spark names it
+)
+_PROPERTIES: Final = {
+    TableProperties.WRITE_TARGET_FILE_SIZE_BYTES: str(FILE_BYTES),
+    TableProperties.MANIFEST_MERGE_ENABLED: "true",  # Java's default; else one for each commit
+    TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED: "true",
+    TableProperties.PARQUET_COMPRESSION: "zstd",
+}
+
+_CONFIGURED: Final = (NoSuchPropertyException, NotInstalledError, ImportError, ValueError)
+_UNAVAILABLE: Final = (RESTError, SQLAlchemyError, OSError)
+
+
+class UnknownTable(RequestError):
+    """The catalog has no table of that name."""
+
+
+class TableExists(RequestError):
+    pass
+
+
+class CatalogUnavailable(RetriableError):
+    """The catalog or its store does not answer, or refuses."""
+
+
+class TableConflict(RetriableError):
+    """The table has changed since its position was read: read it again. Nothing was committed."""
+
+
+class CommitUnanswered(OutcomeUnknownError):
+    """A commit may have taken place: the table has its snapshot then, now or later."""
+
+    def __init__(self, detail: str, *, snapshot_id: int) -> None:
+        super().__init__(detail)
+        self.snapshot_id, self.records = snapshot_id, 0
+
+
+class Commit(NamedTuple):
+    """Files to add, and what is said of them in the snapshot's summary."""
+
+    paths: Sequence[str]
+    summary: Mapping[str, str]
+
+
+def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
+    """The catalog of this name in PyIceberg's configuration, or at this URL, which is a catalog
+    `default`. Raises ConfigurationError, CatalogUnavailable.
+    """
+    given = {PY_IO_IMPL: ARROW_FILE_IO, **properties}
+    if "://" in name:
+        name, given["uri"] = "default", name
+    try:
+        return load_catalog(name, **given)
+    except _UNAVAILABLE as error:
+        raise CatalogUnavailable(f"catalog {name}: {_line(error)}") from error
+    except _CONFIGURED as error:
+        raise ConfigurationError(f"catalog {name}: {_line(error)}") from error
+
+
+def dotted(name: Name) -> str:
+    return ".".join(name)
+
+
+def table_name(text: str | None, topic: str) -> Name:
+    """`text` has dots between namespaces and name; by default it is of the topic."""
+    if text is None:
+        return NAMESPACE, re.sub(r"[^a-z0-9_]", "_", topic.lower())
+    name = tuple(text.split("."))
+    if len(name) < 2 or not all(name):
+        raise InvalidRequest(f"table {text!r}: expected NAMESPACE.NAME")
+    return name
+
+
+def create_table(catalog: Catalog, name: Name, position: Position) -> Table:
+    """Create an empty table, and its namespace. Raises TableExists, CatalogUnavailable."""
+    with _answers(name):
+        with suppress(NamespaceAlreadyExistsError):  # since it was looked for
+            catalog.create_namespace_if_not_exists(name[:-1])
+        properties = {
+            **_PROPERTIES,
+            TOPIC: position.topic,
+            MODE: "raw",
+            PROPERTY: position.to_json(),
+        }
+        try:
+            return catalog.create_table(name, RAW, partition_spec=BY_DAY, properties=properties)
+        except TableAlreadyExistsError:
+            raise TableExists(f"there is a table {dotted(name)} already") from None
+
+
+def load_table(catalog: Catalog, name: Name) -> Table:
+    """A table of a topic. Raises UnknownTable, CatalogUnavailable, ConfigurationError."""
+    with _answers(name):
+        table = catalog.load_table(name)
+    if PROPERTY not in table.properties:
+        raise UnknownTable(f"table {dotted(name)} is not of a topic: it has no {PROPERTY}")
+    file_io_of(table)
+    return table
+
+
+def tables_of_topics(catalog: Catalog) -> Iterator[Table]:
+    """All of the catalog, in every namespace."""
+    with _answers(()):
+        namespaces = catalog.list_namespaces()
+    for namespace in namespaces:
+        with _answers(namespace):
+            names = catalog.list_tables(namespace)
+        for name in sorted(names):
+            try:
+                yield load_table(catalog, name)
+            except UnknownTable:
+                continue
+
+
+def drop_table(catalog: Catalog, table: Table, *, purge: bool) -> None:
+    """Of the catalog; `purge` also deletes its files."""
+    with _answers(table.name()):
+        (catalog.purge_table if purge else catalog.drop_table)(table.name())
+
+
+def position_of(table: Table) -> Position:
+    """Raises CorruptDataError, TableRolledBack."""
+    found = stored_position(table)
+    check_state(table, found)
+    return found
+
+
+def stored_position(table: Table) -> Position:
+    """Raises CorruptDataError."""
+    return from_json(table.properties[PROPERTY], table=dotted(table.name()))
+
+
+def check_state(table: Table, position: Position) -> None:
+    """Raises TableRolledBack."""
+    chain = ancestors_of(table.current_snapshot(), table.metadata)
+    position.check_not_rolled_back(map(_ancestor, chain))
+
+
+def file_io_of(table: Table) -> PyArrowFileIO:
+    """Raises ConfigurationError."""
+    if not isinstance(table.io, PyArrowFileIO):
+        kind = type(table.io).__name__
+        raise ConfigurationError(f"property {PY_IO_IMPL}: {kind} cannot list files")
+    return table.io
+
+
+def commit_files(table: Table, position: Position, commit: Commit) -> Table:
+    """Add files, and set the position after them, if the table's state is still that of `table`,
+    whose position has been read. Returns the table with them.
+
+    Raises TableConflict, CommitUnanswered.
+    """
+    staged = Table(
+        identifier=table.name(),
+        metadata=table.metadata,
+        metadata_location=table.metadata_location,
+        io=table.io,
+        catalog=cast(Catalog, _OneCommit(table.catalog, table.current_snapshot())),
+        config=table.config,
+    )
+    transaction = staged.transaction()
+    with _answers(table.name()):
+        try:
+            transaction.add_files(
+                list(commit.paths),
+                snapshot_properties=dict(commit.summary),
+                check_duplicate_files=False,  # their names are new
+            )
+        except FileNotFoundError as error:  # deleted, since the table has changed
+            raise TableConflict(f"{dotted(table.name())}: {_line(error)}") from error
+    snapshot = transaction.table_metadata.current_snapshot()
+    assert snapshot is not None
+    transaction.set_properties({PROPERTY: position.committed_by(_ancestor(snapshot)).to_json()})
+    try:
+        transaction.commit_transaction()
+    except _UNAVAILABLE as error:
+        detail = f"{dotted(table.name())}: {_line(error)}"
+        raise CommitUnanswered(detail, snapshot_id=snapshot.snapshot_id) from error
+    staged.catalog = table.catalog
+    return staged
+
+
+class _OneCommit:
+    """A catalog for one commit to the branch main at `parent`."""
+
+    def __init__(self, catalog: Catalog, parent: Snapshot | None) -> None:
+        self._catalog, self._parent = catalog, parent
+
+    def commit_table(
+        self,
+        table: Table,
+        requirements: tuple[TableRequirement, ...],
+        updates: tuple[TableUpdate, ...],
+    ) -> Any:
+        parent_id = None if self._parent is None else self._parent.snapshot_id
+        unchanged = AssertRefSnapshotId.model_validate(
+            {"ref": MAIN_BRANCH, "snapshot-id": parent_id}
+        )
+        assert unchanged in requirements
+        try:
+            return self._catalog.commit_table(table, requirements, updates)
+        except CommitFailedException as error:
+            raise TableConflict(f"{dotted(table.name())}: {_line(error)}") from error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._catalog, name)
+
+
+@contextmanager
+def _answers(name: Name) -> Iterator[None]:
+    """Maps PyIceberg's errors."""
+    try:
+        yield
+    except (NoSuchTableError, NoSuchNamespaceError):
+        raise UnknownTable(f"the catalog has no table {dotted(name)}") from None
+    except _UNAVAILABLE as error:
+        where = f"table {dotted(name)}: " if name else "catalog: "
+        raise CatalogUnavailable(f"{where}{_line(error)}") from error
+    except ValidationException as error:
+        raise InvalidRequest(f"table {dotted(name)}: {_line(error)}") from error
+
+
+def _ancestor(snapshot: Snapshot) -> Ancestor:
+    return Ancestor(snapshot.snapshot_id, snapshot.sequence_number or 0)
+
+
+def _line(error: Exception) -> str:
+    """Without the help that SQLAlchemy adds."""
+    return str(error).partition("\n")[0] or type(error).__name__
