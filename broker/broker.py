@@ -22,6 +22,7 @@ import structlog
 from tierlog.broker import reports
 from tierlog.broker.background.background_tasks import BackgroundTasks
 from tierlog.broker.background.copier import Offloaded
+from tierlog.broker.background.merger import Merged
 from tierlog.broker.bucket import Bucket
 from tierlog.broker.checkpoints import Truncations
 from tierlog.broker.cluster.node import check_has_not_joined
@@ -435,6 +436,10 @@ class Broker:
         """Roll the active segments, upload all rolled segments, then apply retention."""
         return self.background.offload_topic(self.topic(topic), wait_ms=wait_ms)
 
+    def merge_segments(self, topic: str, *, wait_ms: int) -> Merged:
+        """Merge neighbouring small segments in the bucket; begins none after `wait_ms`."""
+        return self.background.merge_topic(self.topic(topic), wait_ms=wait_ms)
+
     def collect_garbage(self, topic: str, *, apply: bool = False) -> dict[int, GarbagePlan]:
         """By partition, the objects that no manifest version needs; `apply` deletes them."""
         return self.background.janitor.collect_topic(self.topic(topic), apply=apply)
@@ -552,6 +557,8 @@ class Broker:
             self.bucket.close()
         self.background.copier.close()
         self.background.janitor.close()
+        if self.background.merger is not None:
+            self.background.merger.close()
 
     def _close_logs(self) -> None:
         """Close all logs, and record whether the next start may skip its checks. The threads that

@@ -26,6 +26,7 @@ from tierlog.broker.disk_reserve import raising_disk_full
 from tierlog.broker.ownership import OwnerCheck, Ownership, Silence
 from tierlog.broker.store_status import StoreStatus
 from tierlog.cold_tier.cold_reader import ColdReader
+from tierlog.cold_tier.segment_check import check_segment
 from tierlog.cold_tier.segment_uploader import SegmentUploader
 from tierlog.host.file_slice import TierRead
 from tierlog.host.waiting import Wait
@@ -208,6 +209,31 @@ class ColdLog:
                 )
             )
         return entry
+
+    def replace_merged(
+        self, run: Sequence[SegmentEntry], files: SegmentFiles, *, log_crc32c: int
+    ) -> None:
+        """Upload the segment that has the bytes of all of `run`, check it, and commit it in their
+        place. Raises CorruptDataError if it is not what was expected.
+        """
+        with self.uploading(files.base_offset):
+            merged = msgspec.structs.replace(
+                self.upload_files(files),
+                last_offset=run[-1].last_offset,
+                modified_ms=max(one.modified_ms for one in run),
+            )
+            keys, now_ms = self._manifests.keys, self._clock()
+            found = check_segment(
+                self._manifests.objects, merged, partition=keys.partition, deep=False
+            )
+            if merged.log_crc32c != log_crc32c or found.problems:
+                detail = found.problems[0].detail if found.problems else "has other bytes"
+                raise CorruptDataError(f"merged wrongly: {detail}", file=merged.log_key)
+            self.commit_transition(
+                lambda manifest: transitions.merge_segments(
+                    manifest, run, merged, pages=self._manifests, now_ms=now_ms
+                )
+            )
 
     def follow_log_start(self, log_start_offset: int) -> None:
         """Advance the manifest's log start to that of the local log. Does nothing before the claim,

@@ -12,7 +12,8 @@ follows. `background.compactor` decides when.
   removed must not be in the bucket while the value that it deleted still is. So a pass ends if
   compaction replaces something meanwhile.
 * A local segment only replaces whole entries. One that covers part of an entry belongs to another
-  history (an older copy of the folder), and would remove the rest.
+  history (an older copy of the folder), and would remove the rest. Of entries that were merged when
+  the topic was not compacted nothing is local: see `give_up_merged`.
 """
 
 from __future__ import annotations
@@ -41,11 +42,12 @@ LOCK_WAIT_S = 0.2
 class PartitionCompaction:
     """Of one partition; one thread compacts, one follows."""
 
-    __slots__ = ("_cold", "_log", "_relied_on")
+    __slots__ = ("_cold", "_has_borders_of_bucket", "_log", "_relied_on")
 
     def __init__(self, log: PartitionLog, cold: ColdLog | EmptyColdTier) -> None:
         self._log, self._cold = log, cold
         self._relied_on = (-1, 0)  # see `may_be_followed`
+        self._has_borders_of_bucket = False
 
     def follow_bucket(self) -> None:
         """A replica begins to lead: give up what the leader before compacted, and is here as it was
@@ -111,6 +113,25 @@ class PartitionCompaction:
         return self._cold.segment_boundaries | {next(may_be_cold, end_offset)}
 
     # --- what is only in the bucket ---------------------------------------------------------------
+
+    def give_up_merged(self) -> None:
+        """Delete the local segments that are a part of one in the bucket, which is then brought
+        back. A leader merges only what it has deleted from its disk, but its followers delete it
+        later, and one of them may lead by then. Looks once: compacted topics are not merged. Raises
+        StoreUnavailable, CorruptDataError, OSError.
+        """
+        if self._has_borders_of_bucket:
+            return
+        bases = [view.base_offset for view in self._log.segments()]
+        spans = [
+            entry.next_offset
+            for entry in self._cold.reads.cold_entries(bases[0])
+            if any(entry.base_offset < base < entry.next_offset for base in bases)
+        ]
+        if spans:
+            with self._log.sealed.lock:
+                self._log.delete_local(spans[-1])
+        self._has_borders_of_bucket = True
 
     def cold_only(self) -> Iterator[SegmentEntry]:
         """The segments that are only in the bucket, oldest first."""

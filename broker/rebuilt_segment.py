@@ -73,10 +73,15 @@ def rebuilt_segment(
 
 def with_producers_of(files: SegmentFiles, bundle: ParsedBundle) -> SegmentFiles:
     """`files`, with the producer and transaction state from before the loss."""
-    if bundle.producer_snapshot:
-        _write(files.snapshot, [bundle.producer_snapshot])
+    snapshot = bundle.producer_snapshot or files.snapshot.read_bytes()
+    return with_transactions(files, snapshot=snapshot, txn_index=bundle.txn_index)
+
+
+def with_transactions(files: SegmentFiles, *, snapshot: bytes, txn_index: bytes) -> SegmentFiles:
+    """`files`, with this producer snapshot at the end, and this transaction index."""
+    _write(files.snapshot, [snapshot])
     txnindex = path_of(files.log.parent, files.base_offset, TRANSACTION_INDEX)
-    _write(txnindex, [bundle.txn_index])
+    _write(txnindex, [txn_index])
     return replace(files, txnindex=txnindex)
 
 
@@ -95,6 +100,11 @@ def verified_pieces(pieces: Iterable[bytes], entry: SegmentEntry) -> Iterator[by
     for piece in pieces:
         crc = crc32c_of(piece, crc)
         yield piece
+    check_log_crc(entry, crc)
+
+
+def check_log_crc(entry: SegmentEntry, crc: int) -> None:
+    """Raises CorruptDataError unless the `.log` object that was read has the manifest's CRC-32C."""
     if crc != entry.log_crc32c:
         raise CorruptDataError(
             f"has CRC-32C {crc:08x}, not {entry.log_crc32c:08x}: "

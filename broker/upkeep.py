@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 
 import msgspec
@@ -206,6 +206,24 @@ class PartitionUpkeep:
 
     def merge_manifest_pages(self) -> None:
         self._cold.merge_pages()
+
+    def mergeable_entries(self, from_offset: int) -> Iterator[SegmentEntry]:
+        """The bucket's segments that end at or above `from_offset` and of which nothing is on local
+        disk, oldest first: each local segment begins and ends where some in the bucket do.
+        """
+        local_start = self._log.first_local_offset
+        below = max(from_offset, self._log.log_start_offset)
+        for entry in self._cold.reads.cold_entries(below):
+            if entry.next_offset > local_start:
+                return
+            yield entry
+
+    def replace_merged(
+        self, run: Sequence[SegmentEntry], files: SegmentFiles, *, log_crc32c: int
+    ) -> None:
+        """Upload what `run` was merged to, and commit it in their place."""
+        assert isinstance(self._cold, ColdLog), "there is no bucket to merge in"
+        self._cold.replace_merged(run, files, log_crc32c=log_crc32c)
 
     def resolve_failed_commit(self) -> None:
         """Find out whether a failed commit has landed."""

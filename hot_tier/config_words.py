@@ -21,6 +21,7 @@ from tierlog.record_format.units import (
 
 UNLIMITED: Final = "unlimited"
 _NO_LIMIT: Final = -1
+_NEVER: Final = ("offload.max.lag.ms", "cold.merge.min.bytes")  # what -1 means for them
 
 
 def in_words(name: str, value: ConfigValue) -> str:
@@ -58,7 +59,7 @@ def _words(key: ConfigKey) -> dict[int, str]:
     assert key.minimum is not None
     words = {LONG_MAX: UNLIMITED} if key.maximum == LONG_MAX else {}
     if key.minimum <= _NO_LIMIT:
-        words[_NO_LIMIT] = "never" if key.name == "offload.max.lag.ms" else UNLIMITED
+        words[_NO_LIMIT] = "never" if key.name in _NEVER else UNLIMITED
     if key.minimum <= LOCAL_FOLLOWS_TOTAL:
         words[LOCAL_FOLLOWS_TOTAL] = f"as {key.name.removeprefix('local.')}"
     return words

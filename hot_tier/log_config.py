@@ -270,6 +270,14 @@ KEYS: Final[tuple[ConfigKey, ...]] = (
         -1,
         "An active segment is rolled and uploaded at this age; -1: never. Not one of Kafka's keys.",
     ),
+    _long(
+        "cold.merge.min.bytes",
+        -1,
+        -1,
+        "Neighbouring segments in the bucket are merged once they have this much together, within "
+        "segment.bytes, segment.ms and a tenth of retention.*; those that are on local disk too, "
+        "and compacted topics, are left as they are; -1: never. Not one of Kafka's keys.",
+    ),
 )
 KEYS_BY_NAME: Final[Mapping[str, ConfigKey]] = {key.name: key for key in KEYS}
 
@@ -306,6 +314,7 @@ class LogConfig:
     flush_messages: int
     flush_ms: int
     offload_max_lag_ms: int
+    cold_merge_min_bytes: int
     overrides: Mapping[str, ConfigValue]
 
     @classmethod

@@ -5,14 +5,15 @@
 * Invariants are checked before and after; a change that does not apply raises InvalidTransition.
 * A transition can be reapplied to a newer state after a lost race. Applied to a state in which it
   has already taken effect (the response was lost), it returns that same object.
-* Those that repair damaged objects (`replace_objects`, `replace_with_readable`,
-  `drop_lost_segment`) do not advance `compacted_before`, which would also excuse offsets that are
-  missing elsewhere.
+* Those that merge segments or repair damaged objects (`merge_segments`, `replace_objects`,
+  `replace_with_readable`, `drop_lost_segment`) do not advance `compacted_before`, which would also
+  excuse offsets that are missing elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -370,6 +371,38 @@ def _with_run(
     unwritten = (UnwrittenPage(entries=entries),) if entries else ()
     around = (*manifest.pages[:first], *unwritten, *manifest.pages[first + len(touched) :])
     return replace(manifest, pages=around, segments=tuple(inline_after))
+
+
+def merge_segments(
+    manifest: Manifest,
+    run: Sequence[SegmentEntry],
+    merged: SegmentEntry,
+    *,
+    pages: PageSource,
+    now_ms: int,
+) -> Manifest:
+    """Replace the entries `run`, each of which begins where the one before ends, by `merged`, which
+    has the bytes of all of them. No change if some were trimmed or have expired.
+
+    Raises InvalidTransition if it has other offsets, sizes or counts, or if the entries have
+    changed.
+    """
+    require(manifest)
+    if run[0].last_offset < manifest.log_start_offset:
+        return manifest
+    if any(left.next_offset != right.base_offset for left, right in pairwise(run)):
+        raise InvalidTransition(f"{where(manifest)}: segments to merge do not join")
+    whole = (run[0].base_offset, run[-1].last_offset, *_sums(run))
+    found = (merged.base_offset, merged.last_offset, *_sums([merged]))
+    if found != whole:
+        raise InvalidTransition(f"{where(manifest)}: {whole} are merged to {found}")
+    after = replace_run(manifest, run, [merged], pages=pages, now_ms=now_ms)
+    return after if after is manifest else require_step(manifest, after)
+
+
+def _sums(entries: Sequence[SegmentEntry]) -> tuple[int, int]:
+    """Of bytes and of records."""
+    return sum(one.size_bytes for one in entries), sum(one.record_count for one in entries)
 
 
 def merge_pages(

@@ -20,6 +20,7 @@ from tierlog.api.http.produce.append import ProduceQuery
 from tierlog.api.http.produce.columns import RecordsIn
 from tierlog.api.http.produce.handlers import new_producer, produce_to_partition, produce_to_topic
 from tierlog.broker.background.copier import Offloaded
+from tierlog.broker.background.merger import Merged
 from tierlog.broker.cluster.peers import GroupConfigCall, LeaderReport, Reassigned, TransactionPart
 from tierlog.broker.replication.messages import ReplicaFetch
 from tierlog.broker.reports import StorageReport
@@ -430,6 +431,27 @@ _LOG_CALLS: Final = (
         query=operations.OffloadQuery,
         response={JSON: Body(schema=Offloaded)},
         problems=(*NO_TOPIC, "leadership-lost", "log-offline", "store-unavailable"),
+    ),
+    _log_call(
+        method="POST",
+        path=_TOPIC + "/merge",
+        endpoint=operations.merge,
+        summary="Merge neighbouring small segments that are only in the bucket",
+        description=(
+            "Merged segments are within `segment.bytes`, `segment.ms` and a tenth of "
+            "`retention.*`. One merge is made, and others begin for `wait_ms`; repeat it while "
+            "`remaining_segments` is above 0."
+        ),
+        query=operations.MergeQuery,
+        response={JSON: Body(schema=Merged)},
+        problems=(
+            *NO_TOPIC,
+            "invalid-request",
+            "leadership-lost",
+            "log-offline",
+            "disk-full",
+            "store-unavailable",
+        ),
     ),
     _log_call(
         method="POST",

@@ -29,6 +29,7 @@ from tierlog.broker.background.compactor import Compactor, Rehydrator
 from tierlog.broker.background.copier import Copier, Offloaded
 from tierlog.broker.background.fence_checker import FenceChecker
 from tierlog.broker.background.janitor import Janitor
+from tierlog.broker.background.merger import Merged, Merger
 from tierlog.broker.background.task_failures import RoundTask, TaskFailures
 from tierlog.broker.bucket import Bucket
 from tierlog.broker.data_folder import DataFolder
@@ -191,6 +192,16 @@ class BackgroundTasks:
         self.compactor = Compactor(
             topics, settings, clock=clock, failures=self.failures, rehydrate=rehydrate
         )
+        self.merger: Merger | None = None
+        if bucket is not None:
+            self.merger = Merger(
+                topics,
+                bucket,
+                scratch=folder.scratch("merge"),
+                clock=clock,
+                check_room=reserve.check_fits,
+                failures=self.failures,
+            )
         self.deletions = Deletions(topics, bucket)
         self._copy_again_s = 0.0
         task = partial(PeriodicTask, failures=self.failures)
@@ -222,6 +233,11 @@ class BackgroundTasks:
             task("janitor", self.janitor.disk_round, interval_s=check_s),
             task("bucket", self.janitor.bucket_round, interval_s=check_s),
             task("compactor", self.compactor.run_round, interval_s=cleaner_s),
+            *(
+                [task("merger", self.merger.run_round, interval_s=check_s)]
+                if self.merger is not None
+                else []
+            ),
             task("fence-checker", self.fence_checker.run_round, interval_s=fence_s),
             task("checkpoints", topics.checkpoints.save, interval_s=checkpoint_s),
         )
@@ -268,6 +284,8 @@ class BackgroundTasks:
         if self._bucket is not None:
             self._bucket.stop_uploads()
         self.compactor.stop()
+        if self.merger is not None:
+            self.merger.stop()
         for task in self._tasks:
             task.stop(0)
         for task in reversed(self._tasks):
@@ -295,6 +313,12 @@ class BackgroundTasks:
             after.uploaded_bytes - before.uploaded_bytes,
             after.remaining_segments,
         )
+
+    def merge_topic(self, topic: Topic, *, wait_ms: int) -> Merged:
+        """Merge small segments of the partitions that are led here."""
+        if self.merger is None:
+            return Merged(0, 0, 0, 0)
+        return self.merger.merge_topic(topic, wait_ms=wait_ms)
 
     def offload_partition(self, partition: Partition, timeout_s: float) -> bool:
         """Upload what is sealed of it; whether all was within this time."""

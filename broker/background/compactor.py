@@ -95,7 +95,10 @@ class Compactor:
             if self._rehydrate is None or self._stopping.is_set():
                 return
             try:
-                if not self._may_work_on(partition) or not partition.compaction.has_cold_only():
+                if not self._may_work_on(partition):
+                    continue
+                partition.compaction.give_up_merged()
+                if not partition.compaction.has_cold_only():
                     continue
                 self._topics.checkpoints.save()
                 self._offsets.start_over(partition)

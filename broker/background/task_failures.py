@@ -27,6 +27,7 @@ PartitionTask = Literal[
     "garbage-collection",
     "hole-check",
     "compaction",
+    "merging",
     "fence-check",
 ]
 RoundTask = Literal[
@@ -39,6 +40,7 @@ RoundTask = Literal[
     "janitor",
     "bucket",
     "compactor",
+    "merger",
     "fence-checker",
     "checkpoints",
     "heartbeat",

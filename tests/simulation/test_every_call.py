@@ -130,6 +130,14 @@ class Life(World):
         run_janitor(self.broker)
         self.broker.partition("a", 0).upkeep.reap(at_once=True)
 
+    def merge(self) -> None:
+        self.copy()
+        self._alter("a", {"segment.bytes": 2048})
+        partition = self.broker.partition("a", 0)
+        partition.upkeep.delete_local(partition.cold_end_offset)
+        self.broker.merge_segments("a", wait_ms=60_000)
+        assert len(list(partition.cold_entries(0))) == 2
+
     def trim(self) -> None:
         self.copy()
         first = next(self.broker.partition("a", 0).cold_entries(0))
@@ -322,6 +330,7 @@ SCRIPT = (
     Life.create_and_upload,
     Life.commit_offset,
     Life.delete_local_segments,
+    Life.merge,
     Life.trim,
     Life.expire,
     Life.create_and_compact,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from random import Random
 from typing import Final, NamedTuple
 
@@ -29,6 +30,7 @@ from tierlog.manifest.transitions import (
     add_segments,
     drop_expired,
     drop_lost_segment,
+    merge_segments,
     replace_objects,
     replace_segments,
     replace_with_readable,
@@ -127,6 +129,20 @@ class World:
                 lambda state: replace_segments(state, old, [new], pages=pages, now_ms=now_ms)
             )
 
+    def merge(self) -> None:
+        entries, now_ms, pages = self.entries(), self.clock(), self.manifests
+        first = self.random.randrange(len(entries)) if entries else 0
+        run = entries[first : first + self.random.randint(2, 5)]
+        if not run or any(a.next_offset != b.base_offset for a, b in pairwise(run)):
+            return
+        new = replace(
+            self.upload(run[0].base_offset),
+            last_offset=run[-1].last_offset,
+            size_bytes=sum(one.size_bytes for one in run),
+            record_count=sum(one.record_count for one in run),
+        )
+        self.commit(lambda state: merge_segments(state, run, new, pages=pages, now_ms=now_ms))
+
     def repair(self) -> None:
         entries, now_ms, pages = self.entries(), self.clock(), self.manifests
         if not entries:
@@ -142,7 +158,7 @@ class World:
             new, change = replace(new, log_crc32c=1, record_count=0), replace_with_readable
         self.commit(lambda state: change(state, old, new, pages=pages, now_ms=now_ms))
 
-    def merge(self) -> None:
+    def merge_pages(self) -> None:
         if run := mergeable_pages(self.state):
             self.commit(self.manifests.write_merged_page(run))
 
@@ -228,6 +244,7 @@ WEIGHTS: Final = {
     World.compact: 6,
     World.repair: 5,
     World.merge: 6,
+    World.merge_pages: 6,
     World.pin: 4,
     World.unpin: 3,
     World.wait: 8,

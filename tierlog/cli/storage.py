@@ -61,6 +61,8 @@ CacheFolder = Annotated[
     typer.Option("--data-dir", metavar="DIR", help="The broker's data folder, for --cache."),
 ]
 
+MERGE_STEP_MS: Final = 5_000  # between two looks at the progress
+
 SEGMENT_COLUMNS: Final = ("partition", "offsets", "records", "size", "from", "to", "tier", "crc32c")
 
 
@@ -195,6 +197,28 @@ def _offload_all(client: Client, wait_ms: int | None) -> Iterator[tuple[str, Off
     for name in topic_names(client):
         with suppress(UnknownTopic):
             yield name, client.offload(name, wait_ms=wait_ms)
+
+
+@app.command("compact")
+@client_command
+def compact(client: Client, topic: TopicArgument, output: OutputOption = Output.AUTO) -> None:
+    """Merge neighbouring small segments that are only in the bucket, so that reading them takes
+    fewer requests. Records and offsets stay as they are.
+
+    May be interrupted, and repeated. `cold.merge.min.bytes` has it done in the background.
+    """
+    segments = new = size_bytes = 0
+    with progress_bar(f"compact {topic}", in_bytes=True) as move:
+        remaining = True
+        while remaining:
+            done = client.merge(topic, wait_ms=MERGE_STEP_MS)
+            segments, new = segments + done.merged_segments, new + done.new_segments
+            size_bytes += done.merged_bytes
+            move(completed=size_bytes)
+            remaining = done.remaining_segments > 0
+    document = {"merged_segments": segments, "new_segments": new, "merged_bytes": size_bytes}
+    counted = f"{segments} segments, {format_size(size_bytes)}, became {new}"
+    output.report({"topic": topic, **document}, f"{topic}: {counted}")
 
 
 @app.command("trim")

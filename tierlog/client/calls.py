@@ -55,6 +55,7 @@ from tierlog.record_format.errors import InvalidTopicName
 from tierlog.record_format.topic_rules import ConfigValue
 
 VERIFY_WAIT_S: Final = 3600.0
+MERGE_WAIT_S: Final = 600.0  # one merge, of at most `segment.bytes`
 
 
 class Sequenced(NamedTuple):
@@ -393,6 +394,20 @@ def offload(topic: str, *, wait_ms: int | None = None) -> Call[responses.Offload
         subject=Subject(topic),
     )
     return Call(request, json_reader(responses.OffloadResult))
+
+
+def merge(topic: str, *, wait_ms: int = 0) -> Call[responses.MergeResult]:
+    """Merge neighbouring small segments that are only in the bucket. One merge is made, and others
+    begin for `wait_ms`: repeat it while `remaining_segments` is above 0.
+    """
+    request = Request(
+        "POST",
+        f"{_topic_path(topic)}/merge",
+        query(wait_ms=wait_ms),
+        extra_wait_s=wait_ms / 1000 + MERGE_WAIT_S,
+        subject=Subject(topic),
+    )
+    return Call(request, json_reader(responses.MergeResult))
 
 
 def verify(topic: str, *, deep: bool = False) -> Call[dict[str, object]]:

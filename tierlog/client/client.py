@@ -230,6 +230,7 @@ class _BrokerClient(Generic[Transport, Records]):
     metrics = method(calls.metrics)
     verify = method(calls.verify)
     offload = method(calls.offload)
+    merge = method(calls.merge)
     trim = method(calls.trim)
     readiness = method(calls.readiness)
 

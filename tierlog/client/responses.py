@@ -283,6 +283,15 @@ class OffloadResult(msgspec.Struct, frozen=True, kw_only=True):
     remaining_segments: int
 
 
+class MergeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """`merged_segments` became `new_segments`; `remaining_segments` can be merged as well."""
+
+    merged_segments: int
+    new_segments: int
+    merged_bytes: int
+    remaining_segments: int
+
+
 class GroupOffset(msgspec.Struct, frozen=True, kw_only=True):
     """The next offset that a group reads; `lag` is the number of offsets from there on."""
 

@@ -83,6 +83,7 @@ NEEDS: Final[Mapping[tuple[str, str], Need]] = {
     ("GET", _PARTITION + "/manifest"): Need(READ),
     ("POST", _PARTITION + "/trim"): Need(ADMIN),
     ("POST", _TOPIC + "/offload"): Need(ADMIN),
+    ("POST", _TOPIC + "/merge"): Need(ADMIN),
     ("POST", _TOPIC + "/verify"): Need(ADMIN),
     ("POST", _TOPIC + "/repair"): Need(ADMIN),
     ("GET", _TOPIC + "/pins"): Need(READ),

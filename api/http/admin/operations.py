@@ -28,6 +28,7 @@ from tierlog.api.http.schemas import Alive, Ready, RepairReport
 from tierlog.api.http.splitting import added, ask_leaders, ask_others
 from tierlog.api.serving.grants import NOBODY
 from tierlog.broker.background.copier import Offloaded
+from tierlog.broker.background.merger import Merged
 from tierlog.broker.reports import StorageReport
 from tierlog.record_format.findings import Problem, VerifyReport
 from tierlog.repair.local_repair import LOSSLESS
@@ -39,6 +40,10 @@ T = TypeVar("T")
 
 class OffloadQuery(msgspec.Struct, forbid_unknown_fields=True):
     wait_ms: WaitMs | UnsetType = UNSET
+
+
+class MergeQuery(msgspec.Struct, forbid_unknown_fields=True):
+    wait_ms: WaitMs = 0
 
 
 class RepairQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -127,6 +132,19 @@ async def offload(
     here = context.write_cold(context.broker.offload, topic, wait_ms=wait_ms)
     progress, parts = await asyncio.gather(here, others)
     return JsonResponse(added(progress, *parts))
+
+
+async def merge(
+    context: TheContext,
+    exchange: TheExchange,
+    topic: str,
+    query: Annotated[MergeQuery, query_as(MergeQuery)],
+    _: Annotated[None, WithoutBody],
+) -> Response:
+    others = ask_leaders(context, exchange, context.broker.topic(topic), Merged)
+    here = context.write_cold(context.broker.merge_segments, topic, wait_ms=query.wait_ms)
+    done, parts = await asyncio.gather(here, others)
+    return JsonResponse(added(done, *parts))
 
 
 async def verify(

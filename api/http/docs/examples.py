@@ -183,6 +183,12 @@ EXAMPLES: Final[Mapping[str, Any]] = {
     },
     "Trimmed": {"log_start_offset": 1000},
     "Offloaded": {"uploaded_segments": 2, "uploaded_bytes": 19083228, "remaining_segments": 0},
+    "Merged": {
+        "merged_segments": 1008,
+        "new_segments": 1,
+        "merged_bytes": 48211968,
+        "remaining_segments": 0,
+    },
     "VerifyReport": {
         "ok": False,
         "checked": {

@@ -271,6 +271,8 @@ def test_both_tiers_read_as_one(tierlog, broker):
     assert report["cold_bytes"] > 0
     requests = sum(use["requests"] for use in report["store_requests"])
     assert (requests > 0, report["cost_dollars"]) == (True, 0), "a local store costs nothing"
+    done = json.loads(tierlog.ok("storage", "compact", "tiers"))
+    assert done["new_segments"] == 0, "they are as large as the topic's segments are"
     assert b"cold" in tierlog.ok("storage", "segments", "tiers", "--output", "text")
     shown = tierlog.ok("storage", "report", "--output", "text").decode()
     assert re.search(r"^in the bucket +\d.* in \d+ segments$", shown, re.MULTILINE)

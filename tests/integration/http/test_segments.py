@@ -33,6 +33,27 @@ def test_listed_segments_cover_the_log_across_pages(api: Api) -> None:
     problem(api.get(partition_path(topic) + "/segments?limit=10001"), 400, "invalid-request")
 
 
+def test_small_segments_of_the_bucket_are_merged_step_by_step(api: Api) -> None:
+    topic = api.cold_topic()
+    partition = api.broker.partition(topic, 0)
+    partition.upkeep.delete_local(partition.cold_end_offset)
+    before, records = list(partition.cold_entries(0)), api.fetch(topic, offset="earliest").json()
+    assert len(before) >= 4
+    size = {"segment.bytes": 2 * before[0].size_bytes}
+    api.patch(f"/v1/topics/{topic}", json={"config": size}).raise_for_status()
+    left = len(before)
+    while left:
+        done = api.post(f"/v1/topics/{topic}/merge").json()
+        assert (done["merged_segments"], done["new_segments"]) == (2, 1)
+        assert done["remaining_segments"] == max(0, left - 2) // 2 * 2
+        left = done["remaining_segments"]
+    assert len(list(partition.cold_entries(0))) == -(-len(before) // 2)
+    nothing = api.post(f"/v1/topics/{topic}/merge?wait_ms=1").json()
+    assert set(nothing.values()) == {0}
+    assert api.fetch(topic, offset="earliest").json() == records
+    problem(api.post("/v1/topics/nowhere/merge"), 404, "unknown-topic")
+
+
 def test_no_other_site_may_use_a_segment_and_no_browser_guess_what_it_is(api: Api) -> None:
     topic = api.topic()
     api.values(topic, "<script>alert(1)</script>")

@@ -20,6 +20,7 @@ NUMBERS = [key for key in KEYS if key.kind in {"int", "long"}]
         ("segment.bytes", 65_536, "64 KiB"),
         ("segment.bytes", 1_048_588, "1048588 B"),
         ("offload.max.lag.ms", -1, "never"),
+        ("cold.merge.min.bytes", -1, "never"),
         ("flush.messages", LONG_MAX, "unlimited"),
         ("flush.messages", 100, "100"),
         ("segment.ms", 5_400_000, "90 min"),

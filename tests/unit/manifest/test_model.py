@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -12,6 +13,7 @@ from tierlog.manifest.codec import MAX_MANIFEST_BYTES, encode_manifest
 from tierlog.manifest.transitions import (
     add_segments,
     drop_expired,
+    merge_segments,
     record_gap,
     replace_segments,
     trim,
@@ -69,6 +71,28 @@ class Model:
         kept = [e for e in new if e.last_offset >= self.start]
         self.entries = sorted([*self.entries, *kept], key=lambda e: e.base_offset)
 
+    def merge(self) -> None:
+        first = self.rng.randrange(len(self.entries)) if self.entries else 0
+        run = self.entries[first : first + self.rng.choice([2, 10, 500, 5000])]
+        joined = all(a.next_offset == b.base_offset for a, b in pairwise(run))
+        if not joined or not run:
+            return
+        self.compactions += 1
+        merged = entry(
+            run[0].base_offset,
+            last_offset=run[-1].last_offset,
+            size_bytes=sum(e.size_bytes for e in run),
+            record_count=sum(e.record_count for e in run),
+            unique=f"m{self.compactions}",
+        )
+        before = self.state.compacted_before
+        self.state = self.manifests.commit_manifest(
+            self.state, lambda s: merge_segments(s, run, merged, pages=self.manifests, now_ms=1)
+        )
+        assert self.state.compacted_before == before
+        self._drop(run)
+        self.entries = sorted([*self.entries, merged], key=lambda e: e.base_offset)
+
     def gap(self) -> None:
         up_to = self.end + self.rng.randint(1, 10_000)
         self.state = self.manifests.commit_manifest(
@@ -102,7 +126,8 @@ class Model:
 @pytest.mark.parametrize("seed", range(15))
 def test_a_manifest_behaves_like_a_list_of_entries(seed: int) -> None:
     model = Model(seed)
-    steps = [model.add] * 6 + [model.advance] * 2 + [model.compact] * 2 + [model.gap]
+    steps = [model.add] * 6 + [model.advance] * 2 + [model.compact] * 2 + [model.merge] * 2
+    steps.append(model.gap)
     for _ in range(30):
         model.rng.choice(steps)()
         model.check()

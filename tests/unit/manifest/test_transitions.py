@@ -12,6 +12,7 @@ from tierlog.manifest.transitions import (
     apply_claim,
     drop_expired,
     forget_removed,
+    merge_segments,
     record_gap,
     replace_segments,
     trim,
@@ -171,6 +172,60 @@ def test_a_replacement_outside_its_run_is_refused() -> None:
         replace_segments(
             gapped, gapped.segments[1:], [entry(199, records=101)], pages=PAGES, now_ms=5
         )
+
+
+MERGED = entry(100, records=200, unique="m")
+
+
+def test_merged_segments_are_one_and_excuse_no_hole() -> None:
+    before = manifest(4)
+    after = merge_segments(before, before.segments[1:3], MERGED, pages=PAGES, now_ms=5)
+    assert [e.base_offset for e in after.segments] == [0, 100, 300]
+    assert (after.compacted_before, after.end_offset) == (0, 400)
+    assert {r.key for r in after.removed} == {k for e in before.segments[1:3] for k in e.keys}
+    assert {r.reason for r in after.removed} == {Reason.REPLACED}
+    assert merge_segments(after, before.segments[1:3], MERGED, pages=PAGES, now_ms=6) is after
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"base_offset": 101},
+        {"last_offset": 298},
+        {"size_bytes": 1999},
+        {"record_count": 201},
+    ],
+)
+def test_a_merge_that_changes_what_there_is_is_refused(wrong: dict[str, int]) -> None:
+    before = manifest(4)
+    with pytest.raises(InvalidTransition, match="are merged to"):
+        merge_segments(
+            before, before.segments[1:3], replace(MERGED, **wrong), pages=PAGES, now_ms=5
+        )
+
+
+def test_segments_do_not_merge_across_a_gap() -> None:
+    before = add_segments(record_gap(manifest(2), end_offset=300), [entry(300)])
+    merged = entry(100, records=200, last_offset=399, unique="m")
+    with pytest.raises(InvalidTransition, match="do not join"):
+        merge_segments(before, before.segments[1:], merged, pages=PAGES, now_ms=5)
+
+
+def test_a_merge_of_what_was_trimmed_changes_nothing() -> None:
+    before = manifest(4)
+    trimmed = trim(before, 200, pages=PAGES, now_ms=4)
+    assert merge_segments(trimmed, before.segments[1:3], MERGED, pages=PAGES, now_ms=5) is trimmed
+    within = trim(before, 150, pages=PAGES, now_ms=4)
+    after = merge_segments(within, before.segments[1:3], MERGED, pages=PAGES, now_ms=5)
+    assert [e.base_offset for e in after.segments] == [100, 300]
+
+
+def test_a_merge_of_segments_that_were_replaced_is_refused() -> None:
+    before = manifest(4)
+    again = replace(before.segments[1], log_key=MERGED.log_key + "x")
+    changed = replace(before, segments=(before.segments[0], again, *before.segments[2:]))
+    with pytest.raises(InvalidTransition, match="have changed"):
+        merge_segments(changed, before.segments[1:3], MERGED, pages=PAGES, now_ms=5)
 
 
 def test_a_restore_gap_is_recorded_and_bridges_the_next_segment() -> None:
