@@ -4,6 +4,8 @@
   not, later, a call. Where another thread may not start, the calls wait for those there are.
 * `ThreadPoolExecutor` starts its threads in `submit`, which then raises after it has queued the
   call, and another thread makes it: a request that was answered with an error would take effect.
+* A call wakes one thread, the one that was busy last. Those of a `queue.SimpleQueue` wake each
+  other for nothing: whoever takes an item wakes the next one that waits, which finds none.
 * A pool that nobody shut down is shut down at exit, after the calls it was given.
 * A thread that is woken while another has Python's lock only waits for it: what an event loop
   starts is handed over at the end of its turn (`gathering`), when the others of that turn have
@@ -14,11 +16,11 @@ from __future__ import annotations
 
 import atexit
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 import structlog
@@ -30,6 +32,8 @@ T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
+_Given = tuple[Future[Any] | None, Callable[[], Any]]
+
 
 class Threads(Executor):
     """At most `most` threads. `at_once` start now: for calls that wait for each other."""
@@ -37,11 +41,10 @@ class Threads(Executor):
     def __init__(self, most: int, *, name: str, at_once: int = 1) -> None:
         """Raises TooManyThreads if the process may not have `at_once` more threads."""
         self._most, self._name = most, name
-        self._calls: SimpleQueue[tuple[Future[Any] | None, Callable[[], Any]] | None] = (
-            SimpleQueue()
-        )
         self._lock = threading.Lock()  # of what follows
+        self._calls: deque[_Given] = deque()
         self._threads: list[threading.Thread] = []
+        self._idle: list[threading.Lock] = []  # the turn of each thread that has no call
         self._unfinished = 0  # calls that wait or run
         self._is_shut_down = self._is_short = False
         self._gathered: list[Callable[[], object]] = []
@@ -92,25 +95,27 @@ class Threads(Executor):
         with self._lock:
             if self._is_shut_down:
                 raise RuntimeError(f"the threads {self._name} are shut down")
-            self._calls.put((future, call))
+            self._calls.append((future, call))
             self._unfinished += 1
-            if len(self._threads) < min(self._unfinished, self._most):
+            if self._idle:
+                self._idle.pop().release()
+            elif len(self._threads) < min(self._unfinished, self._most):
                 self._start_another()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads after the calls that were submitted, or, with `cancel_futures`, after
         those that run.
         """
-        waiting: list[Future[Any]] = []
+        cancelled: list[Future[Any]] = []
         with self._lock:
             self._is_shut_down = True
-            with suppress(Empty):
-                while cancel_futures:
-                    if (given := self._calls.get_nowait()) is not None and given[0] is not None:
-                        waiting.append(given[0])
-            self._calls.put(None)
+            if cancel_futures:
+                cancelled = [future for future, _ in self._calls if future is not None]
+                self._calls.clear()
+            while self._idle:
+                self._idle.pop().release()
         atexit.unregister(self.shutdown)
-        for future in waiting:
+        for future in cancelled:
             future.cancel()
         for thread in self._threads if wait else ():
             thread.join()
@@ -131,7 +136,9 @@ class Threads(Executor):
         self._threads.append(thread)
 
     def _make_calls(self) -> None:
-        while (given := self._calls.get()) is not None:
+        turn = threading.Lock()
+        turn.acquire()
+        while (given := self._next_call(turn)) is not None:
             future, call = given
             if future is None:
                 make_and_report(call)
@@ -140,7 +147,17 @@ class Threads(Executor):
             else:
                 self._make(future, call)
             del given, future, call  # or an idle thread would keep the result alive
-        self._calls.put(None)  # for the next thread
+
+    def _next_call(self, turn: threading.Lock) -> _Given | None:
+        """Waits until there is one. None: there is none, and will be none."""
+        while True:
+            with self._lock:
+                if self._calls:
+                    return self._calls.popleft()
+                if self._is_shut_down:
+                    return None
+                self._idle.append(turn)
+            turn.acquire()
 
     def _make(self, future: Future[Any], call: Callable[[], Any]) -> None:
         """What waits for the future may submit the next call at once: this thread is free then."""

@@ -98,7 +98,7 @@ def test_a_stop_answers_the_trims_that_wait_for_a_thread(monkeypatch):
         ahead = callers.submit(trims.commit_trim, first)
         assert first.begun.wait(10)
         queued = callers.submit(trims.commit_trim, second)
-        until(lambda: trims._threads._calls.qsize() == 1)
+        until(lambda: len(trims._threads._calls) == 1)
         closing = callers.submit(trims.close)
         until(lambda: trims._threads._is_shut_down)
         first.go_on.set()

@@ -5,9 +5,11 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 from functools import partial
 from queue import SimpleQueue
+from threading import get_ident
 
 import pytest
 
+from tests.fakes.waiting import until
 from tierlog.host.threads import Threads
 from tierlog.record_format.errors import TooManyThreads
 
@@ -43,6 +45,20 @@ def test_threads_start_when_there_is_work_for_them() -> None:
         release.set()
         assert all(call.result(5) for call in calls)
     assert count("some") == 0
+
+
+def test_a_call_is_made_by_the_thread_that_was_busy_last() -> None:
+    """The others sleep on: waking them costs as much as a small append."""
+    with Threads(3, name="some") as threads:
+        releases = [threading.Event() for _ in range(3)]
+        calls = [threads.submit(lambda one: one.wait(5) and get_ident(), one) for one in releases]
+        for number, (release, call) in enumerate(zip(releases, calls, strict=True), 1):
+            release.set()
+            last = call.result(5)
+            until(lambda number=number: len(threads._idle) == number)
+        for _ in range(20):
+            assert threads.submit(get_ident).result(5) == last
+            until(lambda: len(threads._idle) == 3)
 
 
 def test_threads_that_wait_for_each_other_start_at_once() -> None:
