@@ -184,11 +184,11 @@ class ColdReads:
     def producers_at_end(self, manifest: Manifest | None) -> bytes | None:
         return producers_below(self._manifests, manifest, manifest.end_offset) if manifest else None
 
-    def producers_at(self, offset: int) -> bytes | None:
-        """The producer snapshot for a log that is to begin there; None if the bucket has none.
-        Raises StoreUnavailable.
+    def producers_at(self, offset: int, manifest: Manifest | None = None) -> bytes | None:
+        """The producer snapshot for a log that is to begin there, by the newest manifest that was
+        recorded, or by this one; None if the bucket has none. Raises StoreUnavailable.
         """
-        manifest = self._state.manifest
+        manifest = manifest or self._state.manifest
         if manifest is None or not manifest.log_start_offset < offset <= manifest.end_offset:
             return None
         if not self._store_status.is_reachable:

@@ -1,4 +1,5 @@
-"""Cutting a follower's open log where it parts from its leader's (Kafka's truncateTo).
+"""Cutting a follower's open log where it parts from its leader's (Kafka's truncateTo), or all of it
+(truncateFullyAndStartAt).
 
 * All that the cut log will be is found out first, from the files as they are: an error changes
   nothing.
@@ -10,6 +11,9 @@
 * The one file that is shortened is shortened in place. Slices of it that other replicas were given
   may end early, or go on with other batches: an answer that came too late, which their epochs tell.
   What consumers were given is below the high watermark, and stays.
+* Where all goes, the new segment comes first, and then the files of the old ones from the start: a
+  crash leaves what is left of the old log, of which recovery drops a new segment that does not
+  continue it, or the new one.
 * It waits for the disk under the log's lock, while no flush runs.
 """
 
@@ -21,7 +25,8 @@ from contextlib import closing
 from struct import Struct
 from typing import NamedTuple
 
-from tierlog.hot_tier.derived_files import read_entries
+from tierlog.hot_tier.active_segment import ActiveSegment
+from tierlog.hot_tier.derived_files import begin_states, read_entries
 from tierlog.hot_tier.indexes import IndexColumns
 from tierlog.hot_tier.log_folder import (
     LOG,
@@ -30,13 +35,20 @@ from tierlog.hot_tier.log_folder import (
     SNAPSHOT,
     TIME_INDEX,
     TRANSACTION_INDEX,
+    path_of,
     segment_files,
 )
 from tierlog.hot_tier.log_reader import with_index_rebuild
 from tierlog.hot_tier.log_state import Flushed, LogState, Segments, replacing_segments
 from tierlog.hot_tier.producer_state import ProducerStates
 from tierlog.hot_tier.recovery import TailFacts, load_producers, read_index
-from tierlog.hot_tier.roll import disk_error, open_active, resume_active
+from tierlog.hot_tier.roll import (
+    create_segment,
+    disk_error,
+    open_active,
+    remove_segment,
+    resume_active,
+)
 from tierlog.hot_tier.segment import Segment, SegmentEnd
 from tierlog.hot_tier.segment_lookup import SegmentLookup
 from tierlog.record_format.errors import CorruptIndex
@@ -71,6 +83,67 @@ def cut_log(state: LogState, offset: int, save_recovery_point: Callable[[], None
             raise disk_error(state, error) from error
         if plan is not None:
             _apply(state, plan)
+
+
+def begin_anew_at(
+    state: LogState,
+    offset: int,
+    producers: bytes | None,
+    save_recovery_point: Callable[[], None],
+) -> None:
+    """Go on at `offset` without all that is here. What is below is committed, and in the bucket, or
+    trimmed. The log start does not change. `producers`: their snapshot at `offset`, as the other
+    tier has it. Call it as `cut_log`.
+
+    Raises DiskFull, what `save_recovery_point` raises, LogOfflineError.
+    """
+    cut_log(state, offset, save_recovery_point)
+    with state.lock:
+        assert state.high_watermark <= offset, "the high watermark never goes back"
+        active, states = _create_at(state, offset, producers)
+        try:
+            with replacing_segments(state):
+                for one in (state.active, *state.unflushed):
+                    if one is not active:
+                        one.close()
+                _remove_all_but(state, active.segment)
+                state.active, state.segments = active, Segments.of((active.segment,))
+                state.unflushed, state.producers, state.ended = [], states, ()
+                state.max_timestamps_so_far = None
+                state.flushed, state.committed = Flushed(offset, offset, 0), offset
+        except Exception as error:
+            raise state.go_offline(error) from error
+
+
+def _create_at(
+    state: LogState, offset: int, producers: bytes | None
+) -> tuple[ActiveSegment, ProducerStates]:
+    """An empty segment, of which the folder has the producers. The old ones are as they were."""
+    active = before = state.active
+    try:
+        if before.segment.base_offset != offset:  # or it is empty
+            active = create_segment(state, offset)
+        if not producers:
+            state.disk.unlink(path_of(state.folder, offset, SNAPSHOT))
+        states = begin_states(state, offset, producers)
+        state.epochs.clear()  # recovery finds those of the old segments in their batches
+        state.disk.sync_folder(state.folder)
+    except OSError as error:
+        if active is not before:
+            active.close()
+            remove_segment(state, active.segment)
+        raise disk_error(state, error) from error
+    return active, states
+
+
+def _remove_all_but(state: LogState, kept: Segment) -> None:
+    end_offset = state.log_end_offset
+    for segment in state.segments.items:
+        if segment is not kept:
+            _unlink(state, segment, (*SEGMENT_SUFFIXES, SNAPSHOT))
+    if end_offset < kept.base_offset:
+        state.disk.unlink(path_of(state.folder, end_offset, SNAPSHOT))
+    state.disk.sync_folder(state.folder)
 
 
 def _plan(state: LogState, offset: int) -> _Plan | None:

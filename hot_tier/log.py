@@ -92,6 +92,7 @@ class PartitionLog:
         self.begin_term, self.end_term = replica.begin_term, replica.end_term
         self.append_replicated, self.roll_at = replica.append_replicated, replica.roll_at
         self.read_for_replica, self.cut = replica.read_for_replica, replica.cut
+        self.begin_anew_at = replica.begin_anew_at
 
     @classmethod
     def open(

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tierlog.hot_tier.batch_walk import check_in_order
-from tierlog.hot_tier.log_state import LogState
+from tierlog.hot_tier.log_state import FetchProducerSnapshot, LogState
 from tierlog.hot_tier.planned_records import PlannedRecords
 from tierlog.hot_tier.roll import disk_error, roll, truncate_fully_and_start_at
 from tierlog.hot_tier.segment import MAX_SEGMENT_BYTES
@@ -29,11 +29,14 @@ from tierlog.record_format.errors import CorruptBatch, InvalidBatch, TierlogErro
 from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET
 
 
-def append_replicated(state: LogState, body: memoryview) -> int:
+def append_replicated(
+    state: LogState, body: memoryview, producers_at: FetchProducerSnapshot
+) -> int:
     """Append whole batches as the leader has them; returns the log's end. They are not flushed. If
     the log is empty, no flush may run.
 
-    Raises CorruptBatch (nothing was appended), DiskFull (nor then), LogOfflineError.
+    Raises CorruptBatch (nothing was appended), DiskFull (nor then), LogOfflineError, and what
+    `producers_at` raises: no answer does not mean that there are none.
     """
     try:
         headers = _checked_headers(body)
@@ -43,7 +46,7 @@ def append_replicated(state: LogState, body: memoryview) -> int:
     with state.lock:
         _check_follows(state)
         if headers:
-            _maybe_begin_with(state, headers[0])
+            _maybe_begin_with(state, headers[0], producers_at)
             _append_whole(state, body, headers, markers)
         return state.log_end_offset
 
@@ -61,12 +64,14 @@ def roll_at(state: LogState, base_offset: int) -> None:
         roll(state)
 
 
-def _maybe_begin_with(state: LogState, first: BatchHeader) -> None:
+def _maybe_begin_with(
+    state: LogState, first: BatchHeader, producers_at: FetchProducerSnapshot
+) -> None:
     end = state.log_end_offset
     if state.is_empty and first.base_offset < end < first.next_offset:
         assert state.committed is not None, "only a replicated log has a leader"
+        producers = producers_at(first.base_offset)
         state.committed = min(state.committed, first.base_offset)  # it has none of it yet
-        producers = state.fetch_producer_snapshot(first.base_offset)
         truncate_fully_and_start_at(state, first.base_offset, producers)
 
 

@@ -16,9 +16,14 @@ from typing import NamedTuple
 from tierlog.host.file_slice import FileSlice, close_all
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier import replica_append
-from tierlog.hot_tier.cut import cut_log
+from tierlog.hot_tier.cut import begin_anew_at, cut_log
 from tierlog.hot_tier.log_reader import slice_of_segment
-from tierlog.hot_tier.log_state import LogState, read_consistently
+from tierlog.hot_tier.log_state import (
+    FetchProducerSnapshot,
+    LogState,
+    no_producer_snapshot,
+    read_consistently,
+)
 from tierlog.hot_tier.log_writer import LogWriter
 from tierlog.hot_tier.roll import roll
 
@@ -98,10 +103,12 @@ class ReplicaLog:
 
     # --- a follower's side ------------------------------------------------------------------------
 
-    def append_replicated(self, body: memoryview) -> int:
+    def append_replicated(
+        self, body: memoryview, producers_at: FetchProducerSnapshot = no_producer_snapshot
+    ) -> int:
         """As `replica_append` says."""
         with self._writer.flush_lock if self._state.is_empty else nullcontext():
-            end_offset = replica_append.append_replicated(self._state, body)
+            end_offset = replica_append.append_replicated(self._state, body, producers_at)
         if self._writer.on_appended:
             self._writer.tell_appended()
         return end_offset
@@ -114,6 +121,13 @@ class ReplicaLog:
         """As `cut_log` says."""
         with self._writer.flush_lock:
             cut_log(self._state, offset, save_recovery_point)
+
+    def begin_anew_at(
+        self, offset: int, producers: bytes | None, save_recovery_point: Callable[[], None]
+    ) -> None:
+        """As `cut.begin_anew_at` says."""
+        with self._writer.flush_lock:
+            begin_anew_at(self._state, offset, producers, save_recovery_point)
 
 
 def _read(state: LogState, offset: int, *, max_bytes: int, wait: Wait) -> ReplicaRead:

@@ -38,7 +38,7 @@ def create_segment(state: LogState | OpeningLog, base_offset: int) -> ActiveSegm
     try:
         active = open_active(state, segment)
     except OSError:
-        _remove(state, segment)
+        remove_segment(state, segment)
         raise
     return active
 
@@ -90,7 +90,7 @@ def _age_ms(state: LogState | OpeningLog, segment: Segment, first_timestamp: int
     return max(0, state.clock() - min(first_ms, last_ms))
 
 
-def _remove(state: LogState | OpeningLog, segment: Segment) -> None:
+def remove_segment(state: LogState | OpeningLog, segment: Segment) -> None:
     """Unlink the files of a segment that was not used. If that fails, the log goes offline: with
     more records in the old segment, the next open would find two that overlap.
     """
@@ -119,7 +119,7 @@ def roll(state: LogState) -> None:
         write_snapshot(state, new.segment.base_offset)
     except OSError as error:
         new.close()
-        _remove(state, new.segment)
+        remove_segment(state, new.segment)
         raise disk_error(state, error) from error
     state.unflushed.append(old)
     state.active, state.folder_changed = new, True
@@ -150,8 +150,10 @@ def truncate_fully_and_start_at(state: LogState, offset: int, producers: bytes |
     it is committed. The log start does not change. `producers`: their snapshot at `offset`, as the
     other tier has it: nobody is asked for it while there is half a log.
 
-    Only before the log is served, because offsets that were assigned may be assigned again, or on
-    a follower, which assigns none. Raises LogOfflineError, DiskFull.
+    Only while the log is opened, because offsets that were assigned may be assigned again, or if it
+    is empty: a crash in between leaves none, which an open begins where this one was to begin. A
+    follower's log that has records begins anew otherwise (`cut.begin_anew_at`). Raises
+    LogOfflineError, DiskFull.
     """
     with state.lock:
         state.check_online()

@@ -6,6 +6,9 @@
   epoch it is only told so, and counts for what it has seen.
 * A watermark alone answers no fetch that waits, or each record would cost two (KAFKA-9731).
 * Where its log parts from the leader's it is told by epochs, and nothing is sent (KIP-595).
+* A log whose last epoch is older than all that are known, and that has more than it knows to be
+  committed, may have parted anywhere: it begins anew where the first known one does. Kafka's
+  LeaderEpochFileCache takes it for right up to there, and its producers stay.
 """
 
 from __future__ import annotations
@@ -80,12 +83,15 @@ class FetchAnswers:
             local_log_start_offset=term.log.first_local_offset,
             diverging=at,
         )
-        if at is not None:
-            return Answered(now)
-        return self._read(one, now, term, left)
+        if at is None:
+            return self._read(one, now, term, left)
+        if at[0] < 0:
+            begins_at = at[1]
+            now = replace(now, error=OUT_OF_RANGE, local_log_start_offset=begins_at, diverging=None)
+        return Answered(now)
 
     def _diverging(self, one: PartitionFetch, partition: Partition) -> tuple[int, int] | None:
-        """Where its log parts from this one."""
+        """Where its log parts from this one; of no epoch, where it is to begin anew."""
         if one.last_epoch < 0 or one.end_offset < partition.first_local_offset:
             return None  # it has no record that could differ, or is to begin anew
         epochs = [(entry.epoch, entry.start_offset) for entry in partition.epochs()]
@@ -97,10 +103,9 @@ class FetchAnswers:
         )
         if at is None or at[0] >= 0:
             return at
-        # An epoch older than those known ended where the first of them begins, as in Kafka's
-        # LeaderEpochFileCache: what is below is trimmed, or in the bucket.
-        start = epochs[0][1]
-        return (one.last_epoch, start) if one.end_offset > start else None
+        if one.end_offset <= one.high_watermark:
+            return None
+        return -1, max(epochs[0][1], partition.first_local_offset)
 
     def _read(
         self, one: PartitionFetch, now: PartitionAnswer, term: Term, left: int

@@ -35,7 +35,7 @@ from tierlog.broker.replication.term import NEVER_MS, Term
 from tierlog.host.clock import monotonic_ms
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.manifest.replica_sets import NewestSet, ReplicaSet, ReplicaSets
-from tierlog.record_format.errors import CorruptDataError, LogOfflineError, StoreUnavailable
+from tierlog.record_format.errors import LogOfflineError, StoreUnavailable
 
 log = structlog.get_logger(__name__)
 
@@ -197,10 +197,11 @@ class Replica:
         before = self.log.log_end_offset
         if answer.segment_base_offset > self.log.active_base_offset:
             self.log.roll_at(answer.segment_base_offset)
-        if body:
-            self.log.append_replicated(body)
         if answer.log_start_offset > self.log.log_start_offset:
+            # First: with an empty log the append may begin below it, where no crash finds it again.
             self._follow_log_start(answer)
+        if body:
+            self.log.append_replicated(body, self._producers_at)
         if answer.local_log_start_offset > self.log.first_local_offset:
             self.log.delete_local(answer.local_log_start_offset)
         has_grown = self.log.log_end_offset > before  # also by a roll, which fills a hole
@@ -220,37 +221,42 @@ class Replica:
         if start > self.log.log_start_offset:
             self._on_log_start(self, start)
 
+    def _producers_at(self, offset: int) -> bytes | None:
+        return None if self.cold is None else self.cold.reads.producers_at(offset)
+
     def _begin_anew(self, answer: PartitionAnswer) -> None:
-        """The leader has deleted what comes next from its disk: what is below its local start is in
-        the bucket, or trimmed, and so is all that is here.
+        """The leader has deleted what comes next from its disk, or does not know the epoch that
+        this log ends in. What is below where it begins is in the bucket, or trimmed.
         """
         offset = answer.local_log_start_offset
-        if offset < self.log.log_end_offset:
-            raise CorruptDataError(
-                f"the leader's log begins at {offset}, and this one ends at "
-                f"{self.log.log_end_offset}",
-                file=str(self.log.folder),
-            )
+        self._check_uncommitted(offset)
         manifest = self.cold.load_newest() if self.cold is not None else None
         in_bucket = 0 if manifest is None else manifest.end_offset
         if offset > max(in_bucket, answer.log_start_offset):
             raise StoreUnavailable(f"{self}: the bucket ends at {in_bucket}, below {offset}")
         producers = None
         if self.cold is not None and manifest is not None:
+            producers = self.cold.reads.producers_at(offset, manifest)
+        self.log.begin_anew_at(offset, producers, self._save_recovery_point)
+        if self.cold is not None and manifest is not None:
+            # Only now: what it names is taken for committed in this log.
             self.cold.bucket_state.record_manifest(manifest)
-            producers = self.cold.reads.producers_at(offset)
-        self.log.truncate_fully_and_start_at(offset, producers)
+        self._follow_log_start(answer)
         log.info("a replica begins at its leader's local start", partition=str(self), offset=offset)
 
     def _cut(self, at: tuple[int, int]) -> None:
         end = self.log.log_end_offset
         starts = [(one.epoch, one.start_offset) for one in self.log.epochs]
         offset = cut_offset(starts, at, log_end_offset=end)
+        self._check_uncommitted(offset)
+        log.warning("a replica is cut", partition=str(self), offset=offset, log_end_offset=end)
+        self.log.cut(offset, self._save_recovery_point)
+
+    def _check_uncommitted(self, offset: int) -> None:
+        """Whether what is from there on may go."""
         if offset < self.log.high_watermark:
             self.go_offline(f"its leader parts from it at {offset}, below what is committed")
             raise LogOfflineError(f"{self}: it was to be cut below its high watermark")
-        log.warning("a replica is cut", partition=str(self), offset=offset, log_end_offset=end)
-        self.log.cut(offset, self._save_recovery_point)
 
     def go_offline(self, reason: str) -> None:
         with self.lock:

@@ -196,7 +196,7 @@ def _(plant: Plant) -> None:
 
 @bug("a replica begins at its leader's local start without the bucket's producers")
 def _(plant: Plant) -> None:
-    plant.setattr(ColdReads, "producers_at", lambda self, offset: None)
+    plant.setattr(ColdReads, "producers_at", lambda self, offset, manifest=None: None)
 
 
 @bug("what is not committed is uploaded")

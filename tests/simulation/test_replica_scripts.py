@@ -110,12 +110,15 @@ def test_a_replica_does_not_begin_without_the_producers_that_the_bucket_has(worl
     assert append(world, leader(world)) == first
 
 
-def test_a_deposed_leader_is_cut_where_the_first_epoch_that_is_known_begins(world, monkeypatch):
+@pytest.mark.parametrize("start", [1, 2], ids=["below its end", "at its end"])
+def test_a_deposed_leader_begins_anew_once_nobody_knows_its_epoch(world, monkeypatch, start):
+    """What it appended alone is gone, and so is its producer."""
     monkeypatch.setattr(Node, "copy", lambda self: None)  # the manifest would know of its epoch
     deposed = leader(world)
     assert append(world, deposed) == 0
     node = next(one for one in world.nodes if one and one.partition is deposed)
-    deposed.append(world.clients.encoded([b"of nobody else"]), acks=Acks.LEADER)
+    sent = {"producer_id": 101, "sequence": 0}
+    deposed.append(world.clients.encoded([b"of nobody else"], **sent), acks=Acks.LEADER)
     while node.has("appends"):
         world.act(node, "appends")
     assert deposed.log_end_offset == 2
@@ -124,11 +127,16 @@ def test_a_deposed_leader_is_cut_where_the_first_epoch_that_is_known_begins(worl
     partition = leader(world)
     asked = partition.append(world.clients.encoded([b"committed"]), acks=Acks.ALL)
     rounds_until(world, asked.done)
+    partition.upkeep.roll()
     now = next(one for one in world.nodes if one and one.partition is partition)
-    now.janitor.trim_partition(partition, 1)
-    rounds_until(world, lambda: partition.first_local_offset == 1)
+    now.janitor.trim_partition(partition, start)
+    rounds_until(world, lambda: partition.first_local_offset == start)
     node.is_frozen = False
     rounds_until(world, lambda: node.replica.kept.replica_id in world.truth.newest.in_sync)
+    hand_over(world, node)
+    again = leader(world).append(world.clients.encoded([b"of nobody else"], **sent), acks=Acks.ALL)
+    rounds_until(world, again.done)
+    assert again.result() == again.result()._replace(base_offset=2, duplicate=False)
 
 
 def test_a_change_is_settled_again_after_the_disk_failed(world, monkeypatch):

@@ -224,7 +224,7 @@ def die_at(number):
 
 
 def headers_of_all(log):
-    found = batches_of(log, 0, end_offset=log.log_end_offset)
+    found = batches_of(log, end_offset=log.log_end_offset)
     return [(header.crc, header.base_offset, header.leader_epoch) for header, _ in found]
 
 
@@ -267,6 +267,81 @@ def test_after_a_crash_in_a_cut_the_log_is_between_the_two(leader, open_log, tmp
             disk.before_call = lambda _: None
             break
     assert number > 10
+
+
+def producers_of(log):
+    return {one.producer_id for one in log.producers()}
+
+
+@pytest.mark.parametrize("has_producers", [True, False])
+@pytest.mark.parametrize("where", ["below its end", "at its end", "at its border", "above"])
+def test_after_a_crash_a_log_that_begins_anew_is_the_old_one_or_has_begun(
+    open_log, tmp_path, where, has_producers
+):
+    """Never none, and none that is refused; and if it has begun, the producers are those given."""
+    leader = begin_to_lead(open_log(tmp_path / "leader-0", config=CONFIG))
+    append_of_all_kinds(leader, rounds=4)
+    leader.roll()
+    snapshot = leader.folder / f"{leader.base_offsets[1]:020d}{SNAPSHOT}"
+    given = snapshot.read_bytes() if has_producers else None
+    end, border = leader.log_end_offset, borders_of(leader)[8]
+    offset = {"below its end": border, "above": end + 5}.get(where, end)
+    outcomes = set()
+    for number in range(1000):
+        disk, place = LossyDisk(), tmp_path / str(number)
+        place.mkdir()
+        log = begin_to_follow(open_log(place / "t-0", config=CONFIG, disk=disk))
+        follow(leader, log, until=end)
+        log.writer.flush()
+        if where == "at its border":
+            log.roll_at(end)
+        checkpoint, was = Checkpoint(log), headers_of_all(log)
+        disk.before_call = die_at(number)
+        try:
+            log.begin_anew_at(offset, given, checkpoint.save)
+        except Crash:
+            disk.before_call = lambda _: None
+            log.abandon()
+        else:
+            break
+        for seed in range(2):
+            image = place / f"image{seed}-0"
+            disk.crash_into(image, Random(seed), of=log.folder)
+            known = {"recovery_point": checkpoint.saved, "flushed_end": checkpoint.saved}
+            again = open_log(image, config=CONFIG, clean=False, **known)
+            found = headers_of_all(again)
+            has_begun = not found
+            outcomes.add(has_begun)
+            if has_begun:
+                assert again.base_offsets == (offset,)
+                assert bool(producers_of(again)) is has_producers
+            else:
+                first = was.index(found[0])
+                assert found == was[first : first + len(found)]
+                assert min(offset, end) <= again.log_end_offset <= end
+            again.abandon()
+    disk.before_call = lambda _: None
+    assert outcomes == {True, False}
+    assert number > 10
+    assert (log.base_offsets, log.high_watermark, log.epochs) == ((offset,), offset, ())
+    assert bool(producers_of(log)) is has_producers
+    log.begin_term(7)
+    append_values(log, b"v")
+    assert log.writer.flush() == offset + 1
+
+
+def test_a_full_disk_begins_nothing(open_log, leader, disk):
+    log = follow(leader, begin_to_follow(open_log(config=CONFIG, disk=disk)))
+    log.writer.flush()
+    end, before = log.log_end_offset, headers_of_all(log)
+    for call in ("open", "rename"):
+        disk.fail(call, errno.ENOSPC)
+        with pytest.raises(DiskFull):
+            log.begin_anew_at(end + 5, None, lambda: None)
+        disk.heal()
+        assert (headers_of_all(log), log.log_end_offset) == (before, end)
+    log.begin_anew_at(end + 5, None, lambda: None)
+    assert log.base_offsets == (end + 5,)
 
 
 def test_what_was_cut_does_not_come_back_once_there_are_other_records(leader, open_log, tmp_path):
