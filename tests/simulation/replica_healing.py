@@ -49,6 +49,8 @@ def go_round(world: World, *, writes: bool) -> None:
             _act_well(world, node, name)
         while able := [one for one in ("work", "appends") if node.has(one)]:
             _act_well(world, node, able[0])
+        if node.alone is not None:
+            _act_well(world, node, "reassign")
         for other in alive:
             if other is not node:
                 with suppress(TierlogError):

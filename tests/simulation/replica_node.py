@@ -21,6 +21,8 @@ from msgspec.structs import replace
 from tierlog.broker.background.janitor import Janitor
 from tierlog.broker.background.task_failures import TaskFailures
 from tierlog.broker.bucket import Bucket
+from tierlog.broker.cluster.first_sets import FirstSets
+from tierlog.broker.cluster.hand_over import HandOver
 from tierlog.broker.cluster.members import Member
 from tierlog.broker.cluster.own_node import Timing
 from tierlog.broker.data_folder import DataFolder
@@ -270,6 +272,8 @@ class Node:
         )
         self.topics.replicas = self.replicas
         self.topics.elsewhere = _Elsewhere()
+        hand_over: Any = HandOver(self.topics, None, offload=None, not_here=None)  # type: ignore[arg-type]
+        self.first_sets = FirstSets(self.topics, self.replicas, hand_over)
         self.janitor = Janitor(
             self.topics,
             self.settings,
@@ -290,6 +294,16 @@ class Node:
     def know(self, record: TopicRecord) -> None:
         self.topics.follow_topic(record)
 
+    def settle(self) -> None:
+        """As `Cluster.settle_all` for a place that another speaks of: a replica, or its alone."""
+        if self.replicas.has(self.place):
+            self.replicas.settle(self.place)
+            return
+        was_replica = self.replicas.keeps(self.place)
+        if self.replicas.settle(self.place) or was_replica:
+            return
+        self.topics.settle(*self.place)
+
     def _begin_fetching(self, fetcher: Fetcher) -> None:
         self.fetchers[fetcher.node_id] = fetcher
 
@@ -304,9 +318,15 @@ class Node:
         return self.replicas._replicas.get(self.place)
 
     @property
+    def alone(self) -> Partition | None:
+        """The partition, if it is this folder's alone."""
+        found = None if self.replica is not None else self.topics._by_id.get(self.place[0])
+        return None if found is None else found.partitions.get(self.place[1])
+
+    @property
     def partition(self) -> Partition | None:
         replica = self.replica
-        return None if replica is None else replica.partition
+        return self.alone if replica is None else replica.partition
 
     @property
     def may_go_on(self) -> bool:
@@ -361,10 +381,12 @@ class Node:
     def release(self) -> None:
         """The process has ended, and the system closes its files."""
         self.opener.close_timer()
-        replica = self.replica
-        if replica is not None:
-            with suppress(TierlogError, OSError):
+        replica, alone = self.replica, self.alone
+        with suppress(TierlogError, OSError):
+            if replica is not None:
                 replica.log.abandon()
+            elif alone is not None:
+                alone.upkeep.abandon_log()
         self.folder.close()
         self.bucket.close()
 

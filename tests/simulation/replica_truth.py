@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from tierlog.broker.replication.replica import folder_of
 from tierlog.hot_tier.log import PartitionLog
+from tierlog.hot_tier.log_config import LogConfig
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.replica_sets import ReplicaSet, ReplicaSets
 from tierlog.manifest.state import Manifest
@@ -78,10 +79,10 @@ def batches_of(log: PartitionLog) -> list[Batch]:
 class Truth:
     """`committed`: batches by base offset; `acked`: producers' ids and sequences by base offset."""
 
-    def __init__(self, store: MemoryStore, keys: PartitionKeys, *, min_in_sync: int) -> None:
+    def __init__(self, store: MemoryStore, keys: PartitionKeys, *, config: LogConfig) -> None:
         self._sets = ReplicaSets(store, keys)
         self._manifests = ManifestStore(store, keys, StoreOptions(clock=lambda: 0))
-        self._min_in_sync = min_in_sync
+        self._config = config
         self.committed: dict[int, Batch] = {}
         self.committed_end = self.trimmed = 0
         self._log_start = 0  # the highest that a leader had
@@ -90,6 +91,7 @@ class Truth:
         self._by_epoch: dict[tuple[int, int], bytes] = {}
         self._producers: dict[tuple[int, int], int] = {}
         self._elected: dict[int, str] = {}  # replica ids by epoch
+        self._alone_until = 0  # the last epoch in which the partition was one folder's alone
         self._committed_before: dict[int, int] = {}  # by epoch: up to where, when it was elected
         self.newest: ReplicaSet | None = None
         self.manifest: Manifest | None = None
@@ -121,8 +123,14 @@ class Truth:
 
     def _note_set(self, newest: ReplicaSet) -> None:
         before, self.newest = self.newest, newest
-        if before is not None and len(newest.in_sync) < min(self._min_in_sync, len(before.in_sync)):
-            raise Wrong(f"the set shrinks to {newest.in_sync}, below {self._min_in_sync}")
+        if before is None:
+            self._alone_until = newest.leader_epoch
+        wanted = newest.replicas
+        if newest.target:
+            wanted = min(newest.target, newest.original, key=len)
+        least = self._config.effective_min_in_sync(len(wanted))
+        if before is not None and len(newest.in_sync) < min(least, len(before.in_sync)):
+            raise Wrong(f"the set shrinks to {newest.in_sync}, below {least}")
         if newest.leader is None:
             return
         if self._elected.setdefault(newest.leader_epoch, newest.leader) != newest.leader:
@@ -133,6 +141,8 @@ class Truth:
         before, self.manifest = self.manifest, manifest
         if before is not None and manifest.leader_epoch < before.leader_epoch:
             raise Wrong(f"the manifest's epoch falls to {manifest.leader_epoch}")
+        if self.newest is None or manifest.leader_epoch <= self._alone_until:
+            self._elected.setdefault(manifest.leader_epoch, f"{manifest.owner}.0")
         elected = self._elected.get(manifest.leader_epoch)
         if elected is None or folder_of(elected) != manifest.owner:
             raise Wrong(f"{manifest.owner} owns the manifest under {manifest.leader_epoch}")

@@ -6,6 +6,7 @@ chance says whose step is next, what fails, what is lost and for how long everyt
   for many: then the broker that waits is as good as stopped by SIGSTOP, and goes on with what it
   knew.
 * A request to the bucket may fail before or after its effect, or land once its sender has given up.
+* In a seventh of the seeds the partition is one folder's alone at first, and gets a set of replicas.
 * A killed broker finds what a process leaves, or what a machine keeps that loses power. A disk may
   fail to sync something: its broker is to acknowledge nothing of it, and somebody else to lead.
 """
@@ -39,9 +40,11 @@ from tests.simulation.replica_node import (
 from tests.simulation.replica_truth import Shown, Truth, Wrong, batches_of
 from tierlog.broker.cluster.members import Member
 from tierlog.broker.data_folder import TopicIdPartition
+from tierlog.broker.partition import Partition
 from tierlog.broker.replication.messages import ReplicaFetch
 from tierlog.broker.replication.replica import Replica, Role
 from tierlog.broker.topic_registry import TopicRecord
+from tierlog.hot_tier.log_config import LogConfig
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.object_store.memory import MemoryStore
 from tierlog.record_format.errors import TierlogError
@@ -80,7 +83,10 @@ class World:
         self.fetch_max_bytes = random.choice((300, 1000, 1 << 20))
         self.count = random.choice((3, 3, 4, 5))
         factor = random.choice((2, 3, 3, 3))
-        min_in_sync = random.choice((1, 2, 2))
+        min_in_sync = {"min.insync.replicas": random.choice((1, 2, 2))}
+        self.begins_alone = seed % 7 == 3
+        if self.begins_alone:
+            factor, min_in_sync = 1, {}
         self.record = TopicRecord(
             name=TOPIC,
             topic_id=TOPIC_ID,
@@ -88,13 +94,13 @@ class World:
             config={
                 "segment.bytes": 1024,
                 "segment.index.bytes": 480,
-                "min.insync.replicas": min_in_sync,
                 "flush.ms": NEVER_MS,
                 "file.delete.delay.ms": 0,
                 "local.retention.bytes": random.choice((1, 2048, 4000)),
                 "retention.bytes": random.choice((-1, -1, 4000)),
                 "retention.ms": -1,
                 "offload.max.lag.ms": -1,
+                **min_in_sync,
             },
             created_ms=self.now_ms,
             replication_factor=factor,
@@ -102,7 +108,7 @@ class World:
         )
         self.place: TopicIdPartition = (TOPIC_ID, 0)
         keys = PartitionKeys(TOPIC, *self.place)
-        self.truth = Truth(self.store, keys, min_in_sync=min_in_sync)
+        self.truth = Truth(self.store, keys, config=LogConfig.parse(self.record.config))
         self._changes_seen = 0
         self._checked: dict[Node, tuple[object, ...]] = {}
         self.clients = Clients(self)
@@ -115,6 +121,8 @@ class World:
         self.wrong: Wrong | None = None
         faults = {name: often * random.choice((0, 1, 1, 3)) for name, often in FAULTS.items()}
         steps = WORK | {name: often for name, often in faults.items() if often}
+        if self.begins_alone:
+            steps |= {"reassign": 6}
         self._names, self._weights = list(steps), list(accumulate(steps.values()))
         self._likely_pause = random.choice((0.0, 0.02, 0.1))
         self.disk.before_call = self._before_disk_call
@@ -128,9 +136,13 @@ class World:
         replicas = self.random.sample(range(self.count), factor)
         first = self.nodes[0]
         assert first is not None
-        first.replicas.create(self.record, 0, replicas, folders=self.folder_ids)
+        if self.begins_alone:
+            to, never = self.folder_ids[replicas[0]], lambda _: False
+            first.bucket.assign(self.record, 0, to, may_take_from=never)
+        else:
+            first.replicas.create(self.record, 0, replicas, folders=self.folder_ids)
         for number in replicas:
-            self.nodes[number].replicas.settle(self.place)  # type: ignore[union-attr]
+            self.nodes[number].settle()  # type: ignore[union-attr]
         self.is_quiet = False
 
     # --- time -------------------------------------------------------------------------------------
@@ -277,13 +289,19 @@ class World:
         if partition is None or other == node.number or node.is_stepping:
             return
         target = self._member(node, other)
-        node.replicas.moves.hand_over(partition, target, timeout_s=0)
+        if partition.term is not None:
+            node.replicas.moves.hand_over(partition, target, timeout_s=0)
 
     def reassign(self, node: Node) -> None:
+        """Of a partition that is one folder's alone: it gets a set first."""
         partition, factor = node.partition, self.record.replication_factor
+        if self.begins_alone:
+            factor = self.random.choice((1, 2, 3))
         if partition is None or node.is_stepping or self.count == factor:
             return
         target = self.random.sample(range(self.count), factor)
+        if partition.term is None:
+            partition = node.first_sets.begin_set(partition)
         node.replicas.moves.reassign(partition, target)
 
     def hear(self, node: Node) -> None:
@@ -309,7 +327,7 @@ class World:
             return
         node.replicas.look_if_replaced(lambda _: shown.leader_epoch)
         if node.number in shown.replicas and not node.replicas.has(self.place):
-            node.replicas.settle(self.place)
+            node.settle()
 
     def sees(self, node: Node) -> None:
         """Who it takes for dead: mostly those that are."""
@@ -319,7 +337,7 @@ class World:
         node.presumed_dead = dead - {node.number}
 
     def send_name(self, node: Node, number: int, places: Sequence[TopicIdPartition]) -> None:
-        self._send(node, number, lambda to: [to.replicas.settle(place) for place in places])
+        self._send(node, number, lambda to: to.settle())
 
     def send_leads(self, node: Node, number: int, led: Sequence[TopicIdPartition]) -> None:
         sender = node.number
@@ -372,6 +390,8 @@ class World:
         try:
             node.open()
             node.know(self.record)
+            if node.topics.unsettled():
+                node.settle()
         except Killed:
             assert node.is_dead
         finally:
@@ -480,9 +500,32 @@ class World:
             self._changes_seen = self.store.changes
             self.truth.note_bucket()
         whole = [one for one in self.nodes if one is not None and not one.is_in_disk]
+        for node in whole:
+            if (alone := node.alone) is not None:
+                self._check_alone(node, alone)
         there = [(one, replica) for one in whole if (replica := one.replica) is not None]
         for node, replica in sorted(there, key=_leads_not):
             self._check_node(node, replica, is_new=is_new)
+
+    def _check_alone(self, node: Node, partition: Partition) -> None:
+        log = partition._log
+        if log.offline or log._state.closing:
+            return
+        self.truth.check_replica(
+            Shown(
+                str(node),
+                "",
+                batches_of(log),
+                log.flushed_end,
+                log.high_watermark,
+                log.log_start_offset,
+                log.first_local_offset,
+                log.leader_epoch,
+                True,
+                True,
+            )
+        )
+        node.has_led = False
 
     def _check_node(self, node: Node, replica: Replica, *, is_new: bool) -> None:
         if replica.role is Role.OFFLINE:

@@ -15,6 +15,7 @@ import pytest
 from tests.fakes.soak import MINUTES
 from tests.simulation.replica_bugs import BUGS
 from tests.simulation.replica_world import run_seed
+from tierlog.broker.cluster import first_sets
 from tierlog.broker.replication import replica_moves
 
 FIRST_SEED = int(os.environ.get("TIERLOG_SEED", "0"))
@@ -47,6 +48,7 @@ CAUGHT_BY = {
 @pytest.fixture(autouse=True)
 def hand_over_without_waiting(monkeypatch):
     monkeypatch.setattr(replica_moves, "HAND_OVER_S", 0.0)
+    monkeypatch.setattr(first_sets, "STOP_S", 0.0)
 
 
 def run(seed, root, disk):
