@@ -358,6 +358,10 @@ class LogConfig:
             return self.min_insync_replicas
         return min(MIN_IN_SYNC_DEFAULT, replication_factor)
 
+    def effective_min_in_sync(self, replicas: int) -> int:
+        """What `acks=all` needs in a partition with so many: no more than all, as in Kafka."""
+        return min(self.min_in_sync(replicas), replicas)
+
     @property
     def compacts(self) -> bool:
         return "compact" in self.cleanup_policy.split(",")

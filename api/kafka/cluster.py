@@ -329,13 +329,17 @@ def _not_elected(
     if code == Code.NONE:
         code, text = Code.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition."
         with suppress(UnknownTopic):  # deleted meanwhile
-            if not _has_leader(call, call.context.broker.topic(name), number, nodes):
-                code, text = _without_leader(call, name, is_unclean=type_ == _UNCLEAN)
+            topic = call.context.broker.topic(name)
+            if not _has_leader(call, topic, number, nodes):
+                count = len(replicas_of(call, topic, number, nodes).nodes)
+                several = count > 1 or (count == 0 and topic.record.is_replicated)
+                code, text = _without_leader(several=several, is_unclean=type_ == _UNCLEAN)
     return ElectLeadersResponse.PartitionResult(number, code, text)
 
 
-def _without_leader(call: Call, name: str, *, is_unclean: bool) -> tuple[Code, str]:
-    if is_unclean and call.context.broker.topic(name).record.is_replicated:
+def _without_leader(*, several: bool, is_unclean: bool) -> tuple[Code, str]:
+    """`several`: it has more than one replica, or is to have."""
+    if is_unclean and several:
         return (
             Code.POLICY_VIOLATION,
             "No election is unclean: a replica that is not in sync would lose what is "

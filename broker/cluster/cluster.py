@@ -408,8 +408,8 @@ class Cluster:
     # --- moving -----------------------------------------------------------------------------------
 
     def move(self, topic: str, number: int, *, node_id: int) -> Moved:
-        """Hand a partition that this broker leads over to another. Raises InvalidRequest, what
-        `HandOver.run` does, and NotLeader.
+        """Hand a partition that this broker leads over to another. If a third has come to lead it,
+        that is in the answer. Raises InvalidRequest, what `HandOver.run` does, and NotLeader.
         """
         partition = self._topics.find(topic).partition(number)
         target = self.members.member(node_id)
@@ -426,6 +426,9 @@ class Cluster:
         began_s = time.monotonic()
         self.replicas.moves.hand_over(partition, target, timeout_s=STOP_S)
         paused_ms = round((time.monotonic() - began_s) * 1000)
+        with suppress(StoreUnavailable):
+            found = self.replicas.moves.look_who_leads(partition)
+            node_id = node_id if found is None else found
         return Moved(node_id, partition.log_end_offset, paused_ms)
 
     def reassign(self, topic: str, number: int, replicas: Sequence[int]) -> Reassigned:

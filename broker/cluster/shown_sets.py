@@ -54,7 +54,7 @@ class ShownSets:
                 if leader not in (None, found.leader):
                     continue
                 is_led, in_sync = found.leader is not None, len(found.in_sync)
-                enough = topic.config.min_in_sync(len(found.wanted))
+                enough = topic.config.effective_min_in_sync(len(found.wanted))
                 # As Kafka: what is being added is not missed yet.
                 missed = len(found.replicas) - len(found.adding) - in_sync
                 short.offline += not is_led

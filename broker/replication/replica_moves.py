@@ -70,6 +70,15 @@ class ReplicaMoves:
             self._hand_over(replica, partition, target, timeout_s=timeout_s)
         self._name(target.node_id, [replica.place])
 
+    def look_who_leads(self, partition: Partition) -> int | None:
+        """Which broker leads what was handed over: another may have claimed it first. None if none
+        does yet, or this broker. Raises StoreUnavailable.
+        """
+        replica = self._replicas[partition.topic_id, partition.number]
+        with replica.stepping:
+            self._elections.look(replica)
+        return None if replica.following is None else replica.following.node_id
+
     def hand_over_to_any(self, replica: Replica, node_ids: Sequence[int]) -> None:
         partition = replica.partition
         if partition is None:

@@ -393,7 +393,8 @@ class Replicas:
         wanted = () if found is None else found.replicas
         if found is not None and found.target:
             wanted = min(found.target, found.original, key=len)
-        return topic.config.min_in_sync(len(wanted) or topic.record.replication_factor)
+        count = len(wanted) or topic.record.replication_factor
+        return topic.config.effective_min_in_sync(count)
 
     def _lead(self, replica: Replica, in_force: InForce) -> None:
         topic = self._topics.find_by_id(replica.place[0])

@@ -157,7 +157,8 @@ class Term:
 
     def confirm(self, *, up_to: int = 0) -> Future[None]:
         """Completes once it is known that nobody else led when this was called, and that what was
-        below `up_to` is committed (H8). Fails with LeaderUnknown: ask whoever leads then.
+        below `up_to` is committed (H8). Fails with LeaderUnknown: ask whoever leads then. At once,
+        if a member has been silent for so long that it is not waited for.
         """
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()
@@ -166,12 +167,16 @@ class Term:
             up_to = max(up_to, self._lead.began_at)
             self._asked.append(_Asked(self._wanted, up_to, self._monotonic(), future))
             is_over = self._is_over
-        if is_over:
+        if is_over or self._is_one_silent():
             self.give_up_confirming(asked_before_ms=ALL)
         else:
             self._waiters.wake(ALL)  # those that fetch are answered, and fetch again
             self._confirm()
         return future
+
+    def _is_one_silent(self) -> bool:
+        now_ms = self._monotonic()
+        return any(now_ms - self._heard_ms(one) >= CONFIRM_MAX_MS for one in self._others())
 
     def _confirm(self) -> None:
         if not self._asked:

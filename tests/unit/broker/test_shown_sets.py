@@ -23,10 +23,10 @@ def sets_of(leaders: Leaders) -> ShownSets:
     return ShownSets(leaders, find)
 
 
-def topic(topic_id: str, *, factor: int, partitions: int = 1) -> Any:
+def topic(topic_id: str, *, factor: int, partitions: int = 1, **config: object) -> Any:
     record = SimpleNamespace(topic_id=topic_id, replication_factor=factor)
     return SimpleNamespace(
-        record=record, config=LogConfig.parse({}), numbers=list(range(partitions))
+        record=record, config=LogConfig.parse(config), numbers=list(range(partitions))
     )
 
 
@@ -68,3 +68,11 @@ def test_what_is_short_is_counted_of_all_or_of_one_leader() -> None:
     assert sets.count_short(topics) == every
     assert sets.count_short(topics, leader=1) == Short(under_replicated=1, at_min_isr=1)
     assert sets.count_short(topics, leader=2) == Short(under_replicated=1, under_min_isr=1)
+
+
+def test_a_partition_that_is_still_alone_is_not_short_of_what_it_has_not() -> None:
+    """As in Kafka: `min.insync.replicas` is bound by the replicas that there are."""
+    leaders = Leaders()
+    leaders.put_report(1, {("a", 0): ONE, ("a", 1): THREE})
+    replicated = topic("a", factor=3, partitions=2, **{"min.insync.replicas": 2})
+    assert sets_of(leaders).count_short([replicated]) == Short(under_replicated=1, at_min_isr=1)

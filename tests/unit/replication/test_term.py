@@ -182,6 +182,8 @@ def test_whoever_hears_nothing_or_is_deposed_confirms_nothing(leader: Leader, cl
     leader.term.give_up_confirming()
     assert not asked.done()
     clock.now_ms += 1
+    for one in NODES:
+        leader.hear(one, 0)
     later = leader.term.confirm()
     leader.term.give_up_confirming()
     assert isinstance(asked.exception(0), LeaderUnknown)
@@ -189,6 +191,16 @@ def test_whoever_hears_nothing_or_is_deposed_confirms_nothing(leader: Leader, cl
     leader.term.end()
     assert isinstance(later.exception(0), LeaderUnknown)
     assert isinstance(leader.term.confirm().exception(0), LeaderUnknown)
+
+
+def test_nobody_waits_for_a_member_that_has_been_silent_for_long(
+    leader: Leader, clock: Clock
+) -> None:
+    clock.now_ms += CONFIRM_MAX_MS
+    leader.hear("b.0", 0)
+    assert isinstance(leader.term.confirm().exception(0), LeaderUnknown)
+    leader.hear("c.0", 0)
+    assert not leader.term.confirm().done()
 
 
 def test_a_leader_that_is_in_sync_alone_is_confirmed_at_once(leader: Leader, clock: Clock) -> None:
