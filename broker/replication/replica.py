@@ -127,9 +127,8 @@ class Replica:
         return self.log.high_watermark
 
     @property
-    def log_start_offset(self) -> int | None:
-        start = self.log.log_start_offset
-        return start if start > 0 or self.log.first_local_offset > 0 else None
+    def log_start_offset(self) -> int:
+        return self.log.log_start_offset
 
     # --- following --------------------------------------------------------------------------------
 
@@ -203,6 +202,7 @@ class Replica:
         if body:
             self.log.append_replicated(body, self._producers_at)
         if answer.local_log_start_offset > self.log.first_local_offset:
+            self._keep_log_start()
             self.log.delete_local(answer.local_log_start_offset)
         has_grown = self.log.log_end_offset > before  # also by a roll, which fills a hole
         if not has_grown:
@@ -221,6 +221,12 @@ class Replica:
         if start > self.log.log_start_offset:
             self._on_log_start(self, start)
 
+    def _keep_log_start(self) -> None:
+        """Durably, before it is not that of the local log: a start that finds none, nor a manifest,
+        which a follower does not read, would take what is only in the bucket for trimmed.
+        """
+        self._on_log_start(self, min(self.log.log_start_offset, self.log.high_watermark))
+
     def _producers_at(self, offset: int) -> bytes | None:
         return None if self.cold is None else self.cold.reads.producers_at(offset)
 
@@ -237,6 +243,7 @@ class Replica:
         producers = None
         if self.cold is not None and manifest is not None:
             producers = self.cold.reads.producers_at(offset, manifest)
+        self._keep_log_start()
         self.log.begin_anew_at(offset, producers, self._save_recovery_point)
         if self.cold is not None and manifest is not None:
             # Only now: what it names is taken for committed in this log.

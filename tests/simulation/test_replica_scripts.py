@@ -110,6 +110,20 @@ def test_a_replica_does_not_begin_without_the_producers_that_the_bucket_has(worl
     assert append(world, leader(world)) == first
 
 
+def test_a_follower_does_not_take_what_it_deleted_for_trimmed_once_it_restarts(world):
+    """It has read no manifest, and has saved no checkpoint since."""
+    partition = leader(world)
+    first = append(world, partition)
+    partition.upkeep.roll()
+    partition.append(world.clients.encoded([b"of the next segment"]), acks=Acks.LEADER)
+    node = next(one for one in world.nodes if one and one.partition is None)
+    rounds_until(world, lambda: node.replica.log.first_local_offset > first)
+    world.end(node, power_fails=False)
+    world._start(node.number)
+    restarted = world.nodes[node.number].replica.log
+    assert (restarted.log_start_offset, restarted.first_local_offset) == (0, first + 1)
+
+
 @pytest.mark.parametrize("start", [1, 2], ids=["below its end", "at its end"])
 def test_a_deposed_leader_begins_anew_once_nobody_knows_its_epoch(world, monkeypatch, start):
     """What it appended alone is gone, and so is its producer."""
