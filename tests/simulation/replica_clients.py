@@ -77,6 +77,7 @@ class Clients:
     def encoded(self, values: list[bytes], *, producer_id: int = -1, sequence: int = -1) -> Any:
         body = encode_batch(
             values,
+            keys=self._world.keys_for(values),
             timestamps=[self._world.now_ms] * len(values),
             producer_id=producer_id,
             producer_epoch=0 if producer_id >= 0 else -1,
@@ -136,10 +137,8 @@ class Clients:
         ) as found:
             body = b"".join(piece.read() for piece in found.slices)
         for header in iter_headers(body):
-            there = self._world.truth.committed.get(header.base_offset)
             data = body[header.position : header.end_position]
-            if there is None or there.body != data:
-                raise Wrong(f"{partition} was read at {header.base_offset}: {header} is not there")
+            self._world.truth.check_read(data, str(partition))
         if found.next_offset <= offset:
             raise Wrong(f"{partition} ends at {offset}, and shows {partition.high_watermark}")
         return found.next_offset

@@ -55,7 +55,7 @@ def go_round(world: World, *, writes: bool) -> None:
             if other is not node:
                 with suppress(TierlogError):
                     world.hear_report(node, other)
-        for name in ("fetch", "copy", "keep_up"):
+        for name in ("fetch", "copy", "keep_up", *["compact"] * world.is_compacted):
             _act_well(world, node, name)
         world.clients.resolve(node)
 
@@ -98,5 +98,7 @@ def _check_all_is_there(world: World) -> None:
     partition = leader.partition
     assert partition is not None
     offset = partition.log_start_offset
+    world.truth.read.clear()
     while offset < partition.high_watermark:
         offset = world.clients.read_from(partition, offset)
+    world.truth.check_was_read(partition.log_start_offset)

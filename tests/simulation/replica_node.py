@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from tierlog.broker.background.compactor import Compactor, Rehydrator
 from tierlog.broker.background.janitor import Janitor
 from tierlog.broker.background.task_failures import TaskFailures
 from tierlog.broker.bucket import Bucket
@@ -54,7 +55,8 @@ if TYPE_CHECKING:
 
 SESSION_MS, LAG_MS = 1_000, 1_500
 NEVER_MS = 10**9
-LEADERS = ("produce", "read", "copy", "keep_up", "roll", "trim", "hand_over", "reassign", "prefer")
+LEADERS = ("produce", "read", "copy", "compact", "keep_up", "roll", "trim", "hand_over", "reassign")
+LEADERS += ("prefer",)
 
 
 class Killed(BaseException):
@@ -231,6 +233,7 @@ class Node:
             disk_reserve_bytes=0,
             cache_bytes=1 << 20,
             cluster_join=True,
+            log_cleaner_dedupe_buffer_bytes=1 << 16,
             session_timeout_ms=SESSION_MS,
             replica_lag_time_max_ms=LAG_MS,
             replica_fetch_max_bytes=world.fetch_max_bytes,
@@ -280,6 +283,18 @@ class Node:
             clock=clock,
             holes=Holes(self.topics.compaction_offsets),
             failures=TaskFailures(),
+        )
+        self.compactor = Compactor(
+            self.topics,
+            self.settings,
+            clock=clock,
+            failures=TaskFailures(),
+            rehydrate=Rehydrator(
+                self.bucket,
+                scratch=self.folder.scratch("bring-back"),
+                clock=clock,
+                check_room=_has_room,
+            ),
         )
         self.janitor.close()
         self.janitor._trims = _Trims()  # type: ignore[assignment]
@@ -369,8 +384,16 @@ class Node:
         upkeep = partition.upkeep
         upkeep.resolve_failed_commit()
         upkeep.follow_log_start()
-        if pending := upkeep.pending_uploads():
+        pending, compaction = upkeep.pending_uploads(), partition.compaction
+        if not partition.is_mirrored and (not pending or compaction.may_be_followed):
+            compaction.follow(stopping=lambda: False)
+        elif pending:
             upkeep.upload_segment(pending[0])
+
+    def compact(self) -> None:
+        """As the compactor does."""
+        self.compactor._backoff.clear()
+        self.compactor.run_round()
 
     def keep_up(self) -> None:
         """As the janitor does."""
@@ -389,6 +412,10 @@ class Node:
                 alone.upkeep.abandon_log()
         self.folder.close()
         self.bucket.close()
+
+
+def _has_room(_: int) -> None:
+    pass
 
 
 class _Trims:

@@ -1,6 +1,7 @@
 """What is known about a replicated partition, as plain lists, and what must hold after every step.
 
 | I1  | a member of the set in force has, flushed, all that is committed, and each answered trim   |
+|     | and the producers of all that is committed above the log start, and of nothing else        |
 | I2  | the leader in force has all that is committed                                              |
 | I3  | what any leader shows, deposed or not, is a beginning of what is committed                 |
 | I4  | offset and epoch determine a batch, byte for byte                                          |
@@ -26,7 +27,7 @@ from tierlog.manifest.replica_sets import ReplicaSet, ReplicaSets
 from tierlog.manifest.state import Manifest
 from tierlog.manifest.store import ManifestStore, StoreOptions
 from tierlog.object_store.memory import MemoryStore
-from tierlog.record_format.batch import iter_headers
+from tierlog.record_format.batch import iter_headers, parse_header
 
 
 class Wrong(AssertionError):
@@ -54,6 +55,12 @@ class Shown(NamedTuple):
     led_epoch: int | None  # None: it does not lead
     is_settled: bool
     has_led: bool  # it leads, or was killed while it led, and was not looked at since
+    producers: dict[int, tuple[int, int]]  # by id: last sequence and offset
+
+
+def producers_of(log: PartitionLog) -> dict[int, tuple[int, int]]:
+    last = ((one.producer_id, one.batches[-1]) for one in log.producers() if one.batches)
+    return {number: (batch.last_sequence, batch.last_offset) for number, batch in last}
 
 
 def batches_of(log: PartitionLog) -> list[Batch]:
@@ -88,7 +95,10 @@ class Truth:
         self._log_start = 0  # the highest that a leader had
         self.acked: dict[int, tuple[int, int]] = {}
         self.acked_end = 0
+        self.read: set[int] = set()  # base offsets
         self._by_epoch: dict[tuple[int, int], bytes] = {}
+        self._last: dict[int, tuple[int, int]] = {}  # by producer: last sequence, base offset
+        self._whose: dict[int, int] = {}  # producers by the last offsets of their batches
         self._producers: dict[tuple[int, int], int] = {}
         self._elected: dict[int, str] = {}  # replica ids by epoch
         self._alone_until = 0  # the last epoch in which the partition was one folder's alone
@@ -151,11 +161,10 @@ class Truth:
 
     def check_replica(self, it: Shown) -> None:
         for one in it.batches:
-            if self._by_epoch.setdefault((one.base_offset, one.epoch), one.body) != one.body:
-                raise Wrong(f"{it.name}: offset {one.base_offset} of epoch {one.epoch} differs")
+            self.note_same(it, one)
         if it.led_epoch is not None:
             self._extend(it)
-        self._check_against(it, it.high_watermark)
+        self.check_against(it, it.high_watermark)
         self._check_deleted(it)
         newest = self.newest
         if newest is None or it.replica_id not in newest.in_sync:
@@ -165,6 +174,19 @@ class Truth:
             before = self._committed_before[newest.leader_epoch]
             if it.is_settled and it.high_watermark < before:
                 raise Wrong(f"{it.name} shows {it.high_watermark}, {before} was committed before")
+
+    def note_same(self, it: Shown, batch: Batch) -> None:
+        """It is there, flushed or not."""
+        if self._by_epoch.setdefault((batch.base_offset, batch.epoch), batch.body) != batch.body:
+            raise Wrong(f"{it.name}: offset {batch.base_offset} of epoch {batch.epoch} differs")
+
+    def commit(self, batch: Batch) -> None:
+        self.committed[batch.base_offset], self.committed_end = batch, batch.next_offset
+        producer, sequence = batch.producer
+        self._whose[batch.next_offset - 1] = producer
+        if producer >= 0:
+            last = sequence + batch.next_offset - batch.base_offset - 1
+            self._last[producer] = last, batch.base_offset
 
     def _extend(self, it: Shown) -> None:
         for one in it.batches:
@@ -177,11 +199,11 @@ class Truth:
             wanted = self.acked.get(one.base_offset, one.producer)
             if wanted != one.producer:
                 raise Wrong(f"offset {one.base_offset} was acknowledged to {wanted}: {one}")
-            self.committed[one.base_offset], self.committed_end = one, one.next_offset
+            self.commit(one)
         if it.high_watermark > self.committed_end and it.first_local_offset <= self.committed_end:
             raise Wrong(f"{it.name} shows {it.high_watermark}, committed is {self.committed_end}")
 
-    def _check_against(self, it: Shown, end: int) -> None:
+    def check_against(self, it: Shown, end: int) -> None:
         """Whether it agrees with what is committed below `end`."""
         for one in it.batches:
             if one.base_offset >= end:
@@ -197,6 +219,9 @@ class Truth:
         named = 0 if self.manifest is None else self.manifest.end_offset
         if it.has_led:
             self._log_start = max(self._log_start, it.log_start_offset)
+        trimmed = 0 if self.manifest is None else self.manifest.log_start_offset
+        if it.log_start_offset > max(trimmed, self._log_start):
+            raise Wrong(f"{it.name} begins at {it.log_start_offset}, no leader above {trimmed}")
         if it.first_local_offset > max(named, self._log_start):
             raise Wrong(f"{it.name} deleted up to {it.first_local_offset}, the bucket has {named}")
         if named > self.end:
@@ -211,10 +236,40 @@ class Truth:
             raise Wrong(f"{it.name} is in sync with {it.flushed_end}, committed is {self.end}")
         if it.log_start_offset < self.trimmed:
             raise Wrong(f"{it.name} begins at {it.log_start_offset}, trimmed to {self.trimmed}")
-        self._check_against(it, self.end)
+        self.check_against(it, self.end)
+        self.check_has_all(it)
+        self._check_producers(it)
+
+    def _check_producers(self, it: Shown) -> None:
+        """What a member would take for a batch that is repeated, or would not."""
+        for producer, (sequence, base_offset) in self._last.items():
+            known, _ = it.producers.get(producer, (-1, -1))
+            if base_offset >= self._log_start and known < sequence:
+                raise Wrong(f"{it.name} knows {known} of producer {producer}, not {sequence}")
+        for producer, (_, offset) in it.producers.items():
+            if offset < self.committed_end and self._whose.get(offset, producer) != producer:
+                raise Wrong(f"{it.name} knows offset {offset} of producer {producer}")
+
+    def check_has_all(self, it: Shown) -> None:
+        """A member; of what is above its local start."""
         there = {one.base_offset for one in it.batches}
         lost = [at for at in (*self.committed, *self.acked) if it.first_local_offset <= at]
         if missing := set(lost) - there:
             at = min(missing)
             if not any(one.base_offset < at < one.next_offset for one in it.batches):
                 raise Wrong(f"{it.name} is in sync without offset {at}")
+
+    def check_read(self, body: bytes, name: str) -> None:
+        """A batch that a reader was given."""
+        header = parse_header(body)
+        there = self.committed.get(header.base_offset)
+        if there is None or there.body != body:
+            raise Wrong(f"{name} was read at {header.base_offset}: {header} is not there")
+        self.read.add(header.base_offset)
+
+    def check_was_read(self, log_start_offset: int) -> None:
+        """All of it, since `read` was emptied."""
+        lost = {at for at, one in self.committed.items() if one.next_offset > log_start_offset}
+        lost -= self.read
+        if lost:
+            raise Wrong(f"offsets {sorted(lost)} were not read")

@@ -6,7 +6,8 @@ chance says whose step is next, what fails, what is lost and for how long everyt
   for many: then the broker that waits is as good as stopped by SIGSTOP, and goes on with what it
   knew.
 * A request to the bucket may fail before or after its effect, or land once its sender has given up.
-* In a seventh of the seeds the partition is one folder's alone at first, and gets a set of replicas.
+* In a seventh of the seeds the partition is one folder's alone at first, and gets a set later. In
+  another seventh it is compacted, by whoever leads.
 * A killed broker finds what a process leaves, or what a machine keeps that loses power. A disk may
   fail to sync something: its broker is to acknowledge nothing of it, and somebody else to lead.
 """
@@ -23,11 +24,13 @@ from itertools import accumulate
 from pathlib import Path
 from random import Random
 from typing import Any
+from zlib import crc32
 
 import structlog
 
 from tests.simulation.failing_disk import SYNCS, FailingDisk
 from tests.simulation.replica_clients import Clients
+from tests.simulation.replica_compacted import KEYS, CompactedTruth
 from tests.simulation.replica_healing import finish
 from tests.simulation.replica_node import (
     LAG_MS,
@@ -37,7 +40,7 @@ from tests.simulation.replica_node import (
     Node,
     deliver,
 )
-from tests.simulation.replica_truth import Shown, Truth, Wrong, batches_of
+from tests.simulation.replica_truth import Shown, Truth, Wrong, batches_of, producers_of
 from tierlog.broker.cluster.members import Member
 from tierlog.broker.data_folder import TopicIdPartition
 from tierlog.broker.partition import Partition
@@ -51,6 +54,12 @@ from tierlog.record_format.errors import TierlogError
 
 TOPIC, TOPIC_ID = "t", "MjD0UKSJT2qa6zQLS6M5HA"
 DEPTH_MAX = 3
+COMPACTED = {
+    "cleanup.policy": "compact",
+    "min.cleanable.dirty.ratio": 0.0,
+    "delete.retention.ms": NEVER_MS,
+    "retention.bytes": -1,
+}
 
 
 class Store(MemoryStore):
@@ -87,6 +96,8 @@ class World:
         self.begins_alone = seed % 7 == 3
         if self.begins_alone:
             factor, min_in_sync = 1, {}
+        self.is_compacted = seed % 7 == 5
+        policy = COMPACTED if self.is_compacted else {}
         self.record = TopicRecord(
             name=TOPIC,
             topic_id=TOPIC_ID,
@@ -101,6 +112,7 @@ class World:
                 "retention.ms": -1,
                 "offload.max.lag.ms": -1,
                 **min_in_sync,
+                **policy,
             },
             created_ms=self.now_ms,
             replication_factor=factor,
@@ -108,7 +120,8 @@ class World:
         )
         self.place: TopicIdPartition = (TOPIC_ID, 0)
         keys = PartitionKeys(TOPIC, *self.place)
-        self.truth = Truth(self.store, keys, config=LogConfig.parse(self.record.config))
+        truth = CompactedTruth if self.is_compacted else Truth
+        self.truth = truth(self.store, keys, config=LogConfig.parse(self.record.config))
         self._changes_seen = 0
         self._checked: dict[Node, tuple[object, ...]] = {}
         self.clients = Clients(self)
@@ -123,6 +136,8 @@ class World:
         steps = WORK | {name: often for name, often in faults.items() if often}
         if self.begins_alone:
             steps |= {"reassign": 6}
+        if self.is_compacted:
+            steps |= {"compact": 4, "trim": 0}
         self._names, self._weights = list(steps), list(accumulate(steps.values()))
         self._likely_pause = random.choice((0.0, 0.02, 0.1))
         self.disk.before_call = self._before_disk_call
@@ -270,6 +285,15 @@ class World:
 
     def copy(self, node: Node) -> None:
         node.copy()
+
+    def compact(self, node: Node) -> None:
+        node.compact()
+
+    def keys_for(self, values: Sequence[bytes]) -> list[bytes] | None:
+        """Few, so that most records are superseded; by another chance than what happens."""
+        if not self.is_compacted:
+            return None
+        return [b"k%d" % (crc32(value) % KEYS) for value in values]
 
     def keep_up(self, node: Node) -> None:
         node.keep_up()
@@ -523,6 +547,7 @@ class World:
                 log.leader_epoch,
                 True,
                 True,
+                producers_of(log),
             )
         )
         node.has_led = False
@@ -541,6 +566,7 @@ class World:
             log.first_local_offset,
             log.log_start_offset,
             log.epochs,
+            log.sealed.swap_sequence,
             None if term is None else (term.epoch, term.is_settled),
         )
         if not is_new and self._checked.get(node) == now:
@@ -558,6 +584,7 @@ class World:
                 None if term is None else term.epoch,
                 term is not None and term.is_settled,
                 term is not None or node.has_led,
+                producers_of(log),
             )
         )
         node.has_led = False
