@@ -35,6 +35,7 @@ from tierlog.broker.groups import Groups
 from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.log_opener import LogOpener
 from tierlog.broker.partition import Partition
+from tierlog.broker.schema_registry.registry import SchemaRegistry
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.share_groups import ShareGroups
 from tierlog.broker.store_status import check_has_no_bucket
@@ -99,6 +100,7 @@ class Broker:
             self.group_configs = GroupConfigs(
                 self._topics, settings, clock=clock, peers=None if members is None else peers
             )
+            self.schema_registry = SchemaRegistry(self._topics, clock=clock)
             self.groups = Groups(
                 self._topics,
                 Truncations(folder),

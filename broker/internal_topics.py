@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tierlog.broker.group_configs import TOPIC as GROUP_CONFIGS
+from tierlog.broker.schema_registry.records import TOPIC as SCHEMAS
 from tierlog.broker.share_groups import TOPIC as SHARE_GROUP_STATE
 from tierlog.broker.topic_registry import INTERNAL_PREFIX
 from tierlog.broker.transactions import TOPIC as TRANSACTION_STATE
@@ -47,4 +48,5 @@ _KEPT: Final = {
     TRANSACTION_STATE: "transactions",
     SHARE_GROUP_STATE: "what share groups did",
     GROUP_CONFIGS: "configurations of groups",
+    SCHEMAS: "schemas",
 }

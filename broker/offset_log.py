@@ -251,10 +251,15 @@ def stored_records(partition: Partition) -> Iterator[Record]:
     and CorruptBatch.
     """
     for data in stored_batches(partition):
-        for header in iter_headers(data):
-            check_crc(data, header)
-            if not header.is_control:
-                yield from decode_batch(data, header)
+        yield from records_of(data)
+
+
+def records_of(data: bytes) -> Iterator[Record]:
+    """Those of whole batches, without control records. Raises CorruptBatch."""
+    for header in iter_headers(data):
+        check_crc(data, header)
+        if not header.is_control:
+            yield from decode_batch(data, header)
 
 
 WINDOW_BYTES: Final = 1 << 20

@@ -38,6 +38,7 @@ SECTIONS = {
         "docs/guides/read-with-python.md",
         "docs/guides/sql.md",
         "docs/guides/tables.md",
+        "docs/guides/schemas.md",
         "docs/spark.md",
         "docs/guides/kafka-clients.md",
         "docs/guides/coming-from-kafka.md",

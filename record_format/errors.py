@@ -115,6 +115,26 @@ class DamagedBatch(InvalidBatch):
     """Its checksum is wrong: it was damaged on its way, and may be sent again."""
 
 
+class SchemaError(RequestError):
+    """Of the schema registry. `error_code`: Confluent's."""
+
+    def __init__(self, detail: str, *, error_code: int) -> None:
+        super().__init__(detail)
+        self.error_code = error_code
+
+
+class UnknownSchema(SchemaError):
+    """No such subject, version or id; or it is deleted, or not deleted yet."""
+
+
+class IncompatibleSchema(SchemaError):
+    """Not compatible with an earlier version, as the subject's level requires."""
+
+
+class InvalidSchema(SchemaError):
+    """A schema, a version, a level or a subject that is not valid."""
+
+
 class UnknownTopicOrPartition(RequestError):
     pass
 

@@ -19,7 +19,7 @@ from tierlog.api.http import strict_json
 from tierlog.api.http.access.scopes import OPEN_PATHS
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
-from tierlog.api.http.header_values import JSON
+from tierlog.api.http.header_values import JSON, REGISTRY_JSON
 from tierlog.api.http.responses import AnyResponse
 
 Endpoint = Callable[..., Awaitable[FastApiResponse]]
@@ -93,8 +93,9 @@ class Call:
 
     @property
     def returns_only_json(self) -> bool:
-        """Except for health, which ignores `Accept`."""
-        return self.response.keys() == {JSON} and self.path not in OPEN_PATHS
+        """By whatever name. Except for health, which ignores `Accept`."""
+        is_json = JSON in self.response and self.response.keys() <= {JSON, REGISTRY_JSON}
+        return is_json and self.path not in OPEN_PATHS
 
 
 class Route(NamedTuple):

@@ -12,7 +12,7 @@ path parameters, query and body as typed structs, the broker, what the caller ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -76,13 +76,21 @@ class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
     """No parameters, or no members."""
 
 
+_JSON: Final = (header_values.JSON,)
+
+
 async def json_body(
-    context: Context, exchange: Exchange, kind: type[T], *, limit: int | None = None
+    context: Context,
+    exchange: Exchange,
+    kind: type[T],
+    *,
+    limit: int | None = None,
+    accepted: Sequence[str] = _JSON,
 ) -> T:
     """Read and decode a JSON body of at most `limit` bytes; by default it is a small one. Raises
     InvalidRequest, UnsupportedMediaType, and what `bodies.received_body` does.
     """
-    _check_is_json(exchange)
+    header_values.content_type(exchange.header(b"content-type"), accepted=accepted)
     encoding = header_values.content_encoding(exchange.header(b"content-encoding"))
     limit = context.settings.control_body_max_bytes if limit is None else limit
     async with bodies.received_body(
@@ -94,10 +102,6 @@ async def json_body(
             return strict_json.decode_control(expanded, kind)
 
         return await context.compute(UNKNOWN_SIZE if encoding else len(body), decode)
-
-
-def _check_is_json(exchange: Exchange) -> None:
-    header_values.content_type(exchange.header(b"content-type"), accepted=(header_values.JSON,))
 
 
 def no_query(exchange: Exchange) -> None:
@@ -135,7 +139,7 @@ async def _no_body(context: TheContext, exchange: TheExchange) -> None:
         exchange, context.settings, context.inflight, limit=limit
     ) as body:
         if body.strip():
-            _check_is_json(exchange)
+            header_values.content_type(exchange.header(b"content-type"), accepted=_JSON)
             body = bodies.expand(body, encoding, max_bytes=limit)
             strict_json.decode_control(body, _Nothing)
 
@@ -154,10 +158,10 @@ def query_as(kind: type[Any]) -> Any:
     return Depends(parse)
 
 
-def body_as(kind: type[Any]) -> Any:
+def body_as(kind: type[Any], *, accepted: Sequence[str] = _JSON) -> Any:
     """The JSON body as this struct. Raises what `json_body` does."""
 
     async def decode(context: TheContext, exchange: TheExchange) -> Any:
-        return await json_body(context, exchange, kind)
+        return await json_body(context, exchange, kind, accepted=accepted)
 
     return Depends(decode)

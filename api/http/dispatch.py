@@ -34,7 +34,12 @@ from tierlog.api.http.calls import Call, CallTable
 from tierlog.api.http.context import Context
 from tierlog.api.http.control_routes import CALL, EXCHANGE, no_query
 from tierlog.api.http.exchange import Exchange, Receive, Send
-from tierlog.api.http.problems import AbortedByShutdown, MethodNotAllowed, NotFound
+from tierlog.api.http.problems import (
+    REGISTRY_PATHS,
+    AbortedByShutdown,
+    MethodNotAllowed,
+    NotFound,
+)
 from tierlog.api.http.responses import (
     AnyResponse,
     FileResponse,
@@ -304,6 +309,8 @@ class TierlogApp(FastAPI):
         if isinstance(error, TooManyOpenFiles):
             self._log_no_descriptor(error)
         problem = self.context.problem(exchange, error, writing=writing)
+        if exchange.scope["path"].startswith(REGISTRY_PATHS):
+            problem.add_confluents_members()
         self.context.metrics.errors.labels(problem.code).inc()
         if problem.status >= 500 and not isinstance(error, LeaderUnknown):  # of the cluster
             self._log(exchange, error, problem.code)
@@ -342,4 +349,4 @@ def _check_request(call: Call, exchange: Exchange) -> None:
     if call.query is None:
         no_query(exchange)
     if call.returns_only_json:
-        header_values.preferred(exchange.header(b"accept"), offered=(header_values.JSON,))
+        header_values.preferred(exchange.header(b"accept"), offered=tuple(call.response))

@@ -20,12 +20,13 @@ from tierlog.api.http.problems import NotAcceptable, RangeNotSatisfiable, Unsupp
 
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
+REGISTRY_JSON: Final = "application/vnd.schemaregistry.v1+json"
 OCTETS: Final = "application/octet-stream"
 BATCHES: Final = "application/vnd.apache.kafka.recordbatch.v2"
 REPLICA_FETCH: Final = "application/vnd.tierlog.replica-fetch"
 EVENTS: Final = "text/event-stream"
 ENCODINGS: Final = ("gzip", "zstd")
-_TEXT: Final = (JSON, NDJSON)
+_TEXT: Final = (JSON, NDJSON, REGISTRY_JSON)
 
 # RFC 9110, 5.6.4; may hold "," and ";". Ends with the header if it is not closed: looking for the
 # end from each quote in turn would take a minute for a long header.

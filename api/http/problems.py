@@ -162,6 +162,11 @@ class Problem(NamedTuple):
     def body(self) -> bytes:
         return msgspec.json.encode(self.document)
 
+    def add_confluents_members(self) -> None:
+        """What the clients of Confluent's registry read."""
+        self.document.setdefault("error_code", self.status)
+        self.document["message"] = self.document["detail"]
+
 
 def _take(*names: str) -> Members:
     return lambda error: {name: getattr(error, name) for name in names}
@@ -193,6 +198,7 @@ _OUTCOME_UNKNOWN: Final = (
     errors.OutcomeUnknownError,
     AbortedByShutdown,
 )
+REGISTRY_PATHS: Final = ("/subjects", "/schemas", "/compatibility", "/config", "/mode")
 _OFFSETS = _take("log_start_offset", "high_watermark")
 _SIZES = _take("limit_bytes", "size_bytes")
 TABLE: Final[Mapping[type[Exception], Kind]] = {
@@ -222,6 +228,15 @@ TABLE: Final[Mapping[type[Exception], Kind]] = {
         409, "group-refused", "The group's coordinator refuses it", _take("reason")
     ),
     errors.UnknownTransaction: Kind(404, "unknown-transaction", "No such transactional id"),
+    errors.UnknownSchema: Kind(
+        404, "unknown-schema", "No such subject, version or schema", _take("error_code")
+    ),
+    errors.IncompatibleSchema: Kind(
+        409, "incompatible-schema", "The schema is not compatible", _take("error_code")
+    ),
+    errors.InvalidSchema: Kind(
+        422, "invalid-schema", "The schema is not valid", _take("error_code")
+    ),
     errors.TransactionRefused: Kind(
         409, "transaction-refused", "The transaction's coordinator refuses it", _take("reason")
     ),

@@ -19,6 +19,7 @@ from tierlog.api.http.metrics.registry import CONTENT_TYPE
 from tierlog.api.http.produce.append import ProduceQuery
 from tierlog.api.http.produce.columns import RecordsIn
 from tierlog.api.http.produce.handlers import new_producer, produce_to_partition, produce_to_topic
+from tierlog.api.http.registry.calls import REGISTRY_CALLS
 from tierlog.broker.background.copier import Offloaded
 from tierlog.broker.background.merger import Merged
 from tierlog.broker.cluster.peers import GroupConfigCall, LeaderReport, Reassigned, TransactionPart
@@ -973,4 +974,5 @@ CALLS: Final = (
     *_TRANSACTION_CALLS,
     *_OPERATIONS_CALLS,
     *_CLUSTER_CALLS,
+    *REGISTRY_CALLS,
 )

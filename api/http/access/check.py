@@ -90,9 +90,9 @@ class Access:
                 f"this call is about all topics, but the token is limited to topics that begin "
                 f"with {grant.topics!r}"
             )
-        topic = exchange.params.get("topic")
-        if topic is not None:
-            grant.check_topic(topic)
+        for name in "topic", "subject":
+            if name in exchange.params:
+                grant.check_topic(exchange.params[name])
 
     async def recheck(self, exchange: Exchange) -> None:
         """For responses that wait: a token may have been revoked meanwhile. Raises Unauthorized."""

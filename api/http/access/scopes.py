@@ -2,7 +2,8 @@
 
 * A call that is not in the table needs `admin`: a forgotten row denies access, never grants it.
 * `whole`: the call is about all topics at once, so a token with a topic prefix may not make it.
-  Other calls are checked by the topic in their path, or topic by topic in their handlers.
+  Other calls are checked by the topic, or the subject, in their path, or topic by topic in their
+  handlers.
 * HEAD is treated as GET.
 """
 
@@ -62,6 +63,9 @@ _TOPIC: Final = "/v1/topics/{topic}"
 _PARTITION: Final = _TOPIC + "/partitions/{partition}"
 _TRANSACTION: Final = "/v1/transactions/{transactional_id}"
 _BROKER: Final = "/v1/cluster/brokers/{node}"
+_SUBJECT: Final = "/subjects/{subject}"
+_VERSION: Final = _SUBJECT + "/versions/{version}"
+_SCHEMA_ID: Final = "/schemas/ids/{schema_id}"
 _SHOWN_TOPIC: Final = "/console/topics/{topic}"
 _SHOWN_PARTITION: Final = _SHOWN_TOPIC + "/partitions/{partition}"
 NEEDS: Final[Mapping[tuple[str, str], Need]] = {
@@ -118,6 +122,34 @@ NEEDS: Final[Mapping[tuple[str, str], Need]] = {
     ("POST", _TRANSACTION + "/offsets"): Need(PRODUCE),
     ("POST", _TRANSACTION + "/commit"): Need(PRODUCE),
     ("POST", _TRANSACTION + "/abort"): Need(PRODUCE),
+    ("GET", "/schemas"): Need(READ, PRODUCE),
+    ("GET", "/schemas/types"): Need(READ, PRODUCE),
+    ("GET", _SCHEMA_ID): Need(READ, PRODUCE),
+    ("GET", _SCHEMA_ID + "/schema"): Need(READ, PRODUCE),
+    ("GET", _SCHEMA_ID + "/subjects"): Need(READ, PRODUCE),
+    ("GET", _SCHEMA_ID + "/versions"): Need(READ, PRODUCE),
+    ("GET", "/subjects"): Need(READ, PRODUCE),
+    ("POST", _SUBJECT): Need(READ, PRODUCE),
+    ("DELETE", _SUBJECT): Need(ADMIN),
+    ("GET", _SUBJECT + "/versions"): Need(READ, PRODUCE),
+    ("POST", _SUBJECT + "/versions"): Need(PRODUCE),
+    ("GET", _VERSION): Need(READ, PRODUCE),
+    ("GET", _VERSION + "/schema"): Need(READ, PRODUCE),
+    ("GET", _VERSION + "/referencedby"): Need(READ, PRODUCE),
+    ("DELETE", _VERSION): Need(ADMIN),
+    ("POST", "/compatibility" + _VERSION): Need(READ, PRODUCE),
+    ("POST", "/compatibility" + _SUBJECT + "/versions"): Need(READ, PRODUCE),
+    ("GET", "/config"): Need(READ, PRODUCE),
+    ("PUT", "/config"): Need(ADMIN, whole=True),
+    ("DELETE", "/config"): Need(ADMIN, whole=True),
+    ("GET", "/config/{subject}"): Need(READ, PRODUCE),
+    ("PUT", "/config/{subject}"): Need(ADMIN),
+    ("DELETE", "/config/{subject}"): Need(ADMIN),
+    ("GET", "/mode"): Need(READ, PRODUCE),
+    ("PUT", "/mode"): Need(ADMIN, whole=True),
+    ("GET", "/mode/{subject}"): Need(READ, PRODUCE),
+    ("PUT", "/mode/{subject}"): Need(ADMIN),
+    ("DELETE", "/mode/{subject}"): Need(ADMIN),
     ("GET", "/healthz"): Need(READ),
     ("GET", "/readyz"): Need(READ),
     ("GET", "/metrics"): Need(READ, whole=True),

@@ -53,6 +53,9 @@ _GROUP_OFFSET: Final = {
     "metadata": "",
 }
 
+_SCHEMA_TEXT: Final = (
+    '{"type":"record","name":"Flight","fields":[{"name":"carrier","type":"string"}]}'
+)
 _TOPIC: Final = {
     "name": "flights",
     "topic_id": _TOPIC_ID,
@@ -347,5 +350,17 @@ EXAMPLES: Final[Mapping[str, Any]] = {
             }
         ]
     },
+    "RegisteredId": {"id": 1},
+    "SchemaOfId": {"schema": _SCHEMA_TEXT},
+    "VersionOfSubject": {
+        "subject": "flights-value",
+        "version": 1,
+        "id": 1,
+        "schema": _SCHEMA_TEXT,
+    },
+    "Compatible": {"is_compatible": True},
+    "GivenLevel": {"compatibility": "FULL"},
+    "KeptLevel": {"compatibilityLevel": "BACKWARD"},
+    "Mode": {"mode": "READWRITE"},
     "MovedLeader": {"node_id": 2, "end_offset": 336776, "paused_ms": 140},
 }

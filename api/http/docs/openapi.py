@@ -193,7 +193,8 @@ def _query_parameters(call: Call) -> Iterable[Json]:
             "in": "query",
             "required": False,
             "description": QUERY_PARAMETERS[name],
-            "schema": QUERY_SHAPES.get(name, shape),
+            # An offset in a list is a number.
+            "schema": shape if shape.get("type") == "integer" else QUERY_SHAPES.get(name, shape),
         }
 
 

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from tierlog.api.http.settings import MAX_OFFSET, MAX_PARTITION
 from tierlog.api.http.strict_json import MAX_TIMESTAMP
+from tierlog.broker.schema_registry.registry import SUBJECT_MAX
+from tierlog.broker.schema_registry.state import INT_MAX
 from tierlog.hot_tier.log_config import KEYS, ConfigKey
 from tierlog.manifest.keys import PIN_NAME
 from tierlog.record_format.topic_rules import MAX_NAME_LENGTH, MAX_PARTITIONS
@@ -52,30 +54,55 @@ PATH_PARAMETERS: Final[Mapping[str, Json]] = {
     "transactional_id": {"schema": {"type": "string", "minLength": 1}, "example": "etl"},
     "pin": {"schema": _PIN_NAME, "example": "june"},
     "base_offset": {"schema": _OFFSET, "example": 0},
+    "subject": {
+        "schema": {"type": "string", "minLength": 1, "maxLength": SUBJECT_MAX},
+        "example": "flights-value",
+    },
+    "version": {
+        "schema": {"type": "string", "pattern": "^(latest|-1|[1-9][0-9]{0,8})$"},
+        "example": "latest",
+    },
+    "schema_id": {"schema": {"type": "integer", "minimum": 1, "maximum": INT_MAX}, "example": 1},
 }
 QUERY_PARAMETERS: Final[Mapping[str, str]] = {
     "after": "begin with the first id after this one",
     "acks": "wait until appended (1), until flushed (all, -1), or not at all (0)",
     "apply": "carry out the steps that lose nothing",
     "deep": "read every byte of both tiers",
+    "defaultToGlobal": "if it has none of its own, that of all",
+    "deleted": "also what is deleted, but not for good",
+    "deletedOnly": "only what is deleted, but not for good",
+    "deleted_only": "as deletedOnly",
     "encoding": "of keys and values: UTF-8 text, values that are JSON as JSON, or base64",
     "envelope": "each line is a record object, not a value; only with application/x-ndjson",
+    "fetchMaxId": "also return the highest id there is",
+    "findTags": "there are none",
+    "force": "as if it were not given",
+    "format": "as if it were not given: there is one format",
     "from_offset": "begin with the segment that contains this offset",
     "internal": "include topics whose names begin with __",
     "isolation": "read_committed: up to the last stable offset, without aborted records",
     "key": "the record's key, as text; only with application/octet-stream",
     "key_base64": "the record's key, as bytes; only with application/octet-stream, and not "
     "together with key",
-    "limit": "the maximum number of segments, or of transactional ids, in the response",
+    "latestOnly": "of each subject the newest version alone",
+    "limit": "the maximum number of them in the response; where it may be -1, that is all",
     "max_bytes": "at most this much of the log, but always at least one batch or record",
     "max_records": "at most this many records, or the batches that contain them",
     "min_bytes": "with wait_ms: wait until this much can be read",
-    "offset": "a number, earliest, latest or earliest-local; not together with timestamp",
+    "normalize": "as if it were not given: schemas that say the same are one",
+    "offset": "of a log: a number, earliest, latest or earliest-local, not together with "
+    "timestamp; of a list: how many are left out",
+    "permanent": "for good, what was deleted without this before",
     "prefix": "only topics whose names begin with this",
+    "reference_format": "as if it were not given: there is one format",
     "stable": "not while a transaction in progress has offsets of the group",
     "state": "only transactional ids whose last transaction is in this state",
+    "subject": "only what is of this subject",
+    "subjectPrefix": "only subjects whose names begin with this",
     "timestamp": "milliseconds since the epoch, or RFC 3339 text: the first record at or after it; "
     "where there is an offset parameter, not together with it",
+    "verbose": "also return why not",
     "version": "of the manifest; the current one by default",
     "wait_ms": "wait at most this long, then respond with what there is",
 }

@@ -1,0 +1,1 @@
+"""The schema registry, by Confluent's API."""

@@ -1,0 +1,434 @@
+"""The calls of the schema registry. What they do is `SchemaRegistry`'s; in a cluster they go to the
+leader of `_schemas` (`gateway`).
+
+* A subject counts as a topic of its name: a token for topics that begin with a prefix sees the
+  subjects that do. An id is shown to who sees one of its subjects.
+* Schemas are told apart by what they say, not by how it is written: `normalize` changes nothing.
+  Nor do `format` and `findTags`: there is one format, and there are no tags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final, NamedTuple, TypeVar
+
+import msgspec
+from fastapi import Depends, Response
+from msgspec import UNSET
+
+from tierlog.api.http import header_values
+from tierlog.api.http.context import Context
+from tierlog.api.http.control_routes import (
+    TheContext,
+    TheExchange,
+    TheGrant,
+    body_as,
+    query_as,
+)
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.header_values import JSON, REGISTRY_JSON
+from tierlog.api.http.registry.documents import (
+    Compatible,
+    Defaulting,
+    Deleting,
+    Forcing,
+    GivenLevel,
+    GivenSchema,
+    KeptLevel,
+    Listing,
+    ListingSchemas,
+    ListingSubjects,
+    ListingVersions,
+    LookingUp,
+    Mode,
+    OfId,
+    PlaceOfSchema,
+    ReadingId,
+    ReadingVersion,
+    RegisteredId,
+    Registering,
+    Testing,
+    of_schema,
+    of_version,
+)
+from tierlog.broker.schema_registry.records import KINDS, Schema, SubjectVersion
+from tierlog.broker.schema_registry.registry import SchemaRegistry, no_level, no_mode
+from tierlog.broker.schema_registry.state import RegistryState, parse_version, place_of
+from tierlog.record_format.errors import InvalidSchema, UnknownSchema
+
+T = TypeVar("T")
+ACCEPTED: Final = (REGISTRY_JSON, JSON)
+
+
+class Asked(NamedTuple):
+    """A call, and what it needs to be answered."""
+
+    context: Context
+    exchange: Exchange
+
+    @property
+    def registry(self) -> SchemaRegistry:
+        return self.context.broker.schema_registry
+
+    def answer(self, document: object) -> Response:
+        return self.answer_text(msgspec.json.encode(document).decode())
+
+    def answer_text(self, text: str) -> Response:
+        accept = self.exchange.header(b"accept")
+        media_type = header_values.preferred(accept, offered=ACCEPTED)
+        headers = {"cache-control": "no-store", "content-type": media_type}
+        return Response(text.encode(), headers=headers)
+
+
+async def _asked(context: TheContext, exchange: TheExchange) -> Asked:
+    return Asked(context, exchange)
+
+
+async def _schema_of(
+    grant: TheGrant, body: Annotated[GivenSchema, body_as(GivenSchema, accepted=ACCEPTED)]
+) -> Schema:
+    """Raises InvalidSchema, Forbidden."""
+    kind = body.schema_type or "AVRO"
+    if kind not in KINDS:
+        raise InvalidSchema(f"Invalid schema type {kind[:64]}", error_code=42201)
+    for one in body.references or ():
+        grant.check_topic(one.subject)
+    return Schema(kind, body.schema, tuple(body.references or ()))
+
+
+async def _version_of(version: str) -> int:
+    return parse_version(version)
+
+
+async def _schema_id_of(exchange: TheExchange) -> int:
+    return exchange.number("schema_id")
+
+
+TheAsked = Annotated[Asked, Depends(_asked)]
+TheSchema = Annotated[Schema, Depends(_schema_of)]
+TheVersion = Annotated[int, Depends(_version_of)]
+TheSchemaId = Annotated[int, Depends(_schema_id_of)]
+
+
+def _page(found: Sequence[T], query: Listing) -> Sequence[T]:
+    end = None if query.limit < 0 else query.offset + query.limit
+    return found[query.offset : end]
+
+
+# --- schemas by id --------------------------------------------------------------------------------
+
+
+async def list_schema_types(asked: TheAsked) -> Response:
+    return asked.answer(KINDS)
+
+
+async def list_schemas(
+    asked: TheAsked,
+    query: Annotated[ListingSchemas, query_as(ListingSchemas)],
+) -> Response:
+    def look(state: RegistryState) -> list[SubjectVersion]:
+        found: list[SubjectVersion] = []
+        for subject in state.subjects(deleted=query.deleted):
+            if asked.exchange.grant.sees_topic(subject) and subject.startswith(
+                query.subject_prefix
+            ):
+                versions = state.versions(subject, deleted=query.deleted)
+                found += versions[-1:] if query.latest_only else versions
+        return found
+
+    found = await asked.context.read(asked.registry.read, look)
+    return asked.answer([of_version(one) for one in _page(found, query)])
+
+
+async def _read_id(asked: Asked, schema_id: int) -> list[SubjectVersion]:
+    """Those with this id that the caller may see. Raises UnknownSchema."""
+    found = await asked.context.read(asked.registry.read, lambda state: state.with_id(schema_id))
+    seen = [one for one in found if asked.exchange.grant.sees_topic(one.subject)]
+    if not seen:
+        raise UnknownSchema(f"Schema {schema_id} not found", error_code=40403)
+    return seen
+
+
+async def get_schema_by_id(
+    asked: TheAsked,
+    schema_id: TheSchemaId,
+    query: Annotated[ReadingId, query_as(ReadingId)],
+) -> Response:
+    found = await _read_id(asked, schema_id)
+    highest: int = await asked.context.read(asked.registry.read, lambda state: state.highest_id)
+    max_id = highest if query.fetch_max_id else UNSET
+    return asked.answer(of_schema(found[0].schema, max_id=max_id))
+
+
+async def get_schema_text_by_id(
+    asked: TheAsked,
+    schema_id: TheSchemaId,
+    query: Annotated[ReadingId, query_as(ReadingId)],  # noqa: ARG001  checked
+) -> Response:
+    found = await _read_id(asked, schema_id)
+    return asked.answer_text(found[0].schema.text)
+
+
+async def list_subjects_of_id(
+    asked: TheAsked,
+    schema_id: TheSchemaId,
+    query: Annotated[OfId, query_as(OfId)],
+) -> Response:
+    found = _of_id(await _read_id(asked, schema_id), query)
+    return asked.answer(_page(list(dict.fromkeys(one.subject for one in found)), query))
+
+
+async def list_versions_of_id(
+    asked: TheAsked,
+    schema_id: TheSchemaId,
+    query: Annotated[OfId, query_as(OfId)],
+) -> Response:
+    found = _page(_of_id(await _read_id(asked, schema_id), query), query)
+    return asked.answer([PlaceOfSchema(one.subject, one.version) for one in found])
+
+
+def _of_id(found: Sequence[SubjectVersion], query: OfId) -> list[SubjectVersion]:
+    return [
+        one
+        for one in found
+        if (query.deleted or not one.is_deleted) and query.subject in ("", one.subject)
+    ]
+
+
+# --- subjects -------------------------------------------------------------------------------------
+
+
+async def list_subjects(
+    asked: TheAsked,
+    query: Annotated[ListingSubjects, query_as(ListingSubjects)],
+) -> Response:
+    found = await asked.context.read(
+        asked.registry.read,
+        lambda state: state.subjects(deleted=query.deleted, deleted_only=query.is_of_deleted),
+    )
+    seen = [
+        one
+        for one in found
+        if asked.exchange.grant.sees_topic(one) and one.startswith(query.subject_prefix)
+    ]
+    return asked.answer(_page(seen, query))
+
+
+async def list_versions(
+    asked: TheAsked,
+    subject: str,
+    query: Annotated[ListingVersions, query_as(ListingVersions)],
+) -> Response:
+    deleted = query.deleted or query.is_of_deleted
+    found = await asked.context.read(
+        asked.registry.read, lambda state: state.known_versions(subject, deleted=deleted)
+    )
+    numbers = [one.version for one in found if one.is_deleted or not query.is_of_deleted]
+    return asked.answer(_page(numbers, query))
+
+
+async def register_schema(
+    asked: TheAsked,
+    subject: str,
+    query: Annotated[Registering, query_as(Registering)],  # noqa: ARG001  checked
+    schema: TheSchema,
+) -> Response:
+    found = await asked.context.write(asked.registry.register, subject, schema)
+    return asked.answer(RegisteredId(found.schema_id))
+
+
+async def look_up_schema(
+    asked: TheAsked,
+    subject: str,
+    query: Annotated[LookingUp, query_as(LookingUp)],
+    schema: TheSchema,
+) -> Response:
+    found = await asked.context.read(asked.registry.lookup, subject, schema, deleted=query.deleted)
+    return asked.answer(of_version(found))
+
+
+async def get_version(
+    asked: TheAsked,
+    subject: str,
+    version: TheVersion,
+    query: Annotated[ReadingVersion, query_as(ReadingVersion)],
+) -> Response:
+    return asked.answer(of_version(await _read_version(asked, subject, version, query)))
+
+
+async def get_version_text(
+    asked: TheAsked,
+    subject: str,
+    version: TheVersion,
+    query: Annotated[ReadingVersion, query_as(ReadingVersion)],
+) -> Response:
+    found = await _read_version(asked, subject, version, query)
+    return asked.answer_text(found.schema.text)
+
+
+async def _read_version(
+    asked: Asked,
+    subject: str,
+    version: int,
+    query: ReadingVersion,
+) -> SubjectVersion:
+    return await asked.context.read(
+        asked.registry.read, lambda state: state.version(subject, version, deleted=query.deleted)
+    )
+
+
+async def list_referrers(
+    asked: TheAsked,
+    subject: str,
+    version: TheVersion,
+    query: Annotated[Listing, query_as(Listing)],
+) -> Response:
+    def look(state: RegistryState) -> list[int]:
+        found = state.referrers(place_of(state.version(subject, version, deleted=True)))
+        return sorted({one.schema_id for one in found})
+
+    return asked.answer(_page(await asked.context.read(asked.registry.read, look), query))
+
+
+async def delete_version(
+    asked: TheAsked,
+    subject: str,
+    version: TheVersion,
+    query: Annotated[Deleting, query_as(Deleting)],
+) -> Response:
+    deleted = await asked.context.write(
+        asked.registry.delete_version, subject, version, permanent=query.permanent
+    )
+    return asked.answer(deleted)
+
+
+async def delete_subject(
+    asked: TheAsked,
+    subject: str,
+    query: Annotated[Deleting, query_as(Deleting)],
+) -> Response:
+    deleted = await asked.context.write(
+        asked.registry.delete_subject, subject, permanent=query.permanent
+    )
+    return asked.answer(deleted)
+
+
+# --- compatibility --------------------------------------------------------------------------------
+
+
+async def check_compatibility(
+    asked: TheAsked,
+    subject: str,
+    version: TheVersion,
+    query: Annotated[Testing, query_as(Testing)],
+    schema: TheSchema,
+) -> Response:
+    problems = await asked.context.read(asked.registry.problems_with, subject, schema, version)
+    return asked.answer(_compatible(problems, query))
+
+
+async def check_compatibility_with_all(
+    asked: TheAsked,
+    subject: str,
+    query: Annotated[Testing, query_as(Testing)],
+    schema: TheSchema,
+) -> Response:
+    problems = await asked.context.read(asked.registry.problems_with, subject, schema, None)
+    return asked.answer(_compatible(problems, query))
+
+
+def _compatible(problems: list[str], query: Testing) -> Compatible:
+    return Compatible(not problems, problems if query.verbose else [])
+
+
+# --- levels and modes -----------------------------------------------------------------------------
+
+
+async def get_default_level(
+    asked: TheAsked,
+    query: Annotated[Defaulting, query_as(Defaulting)],  # noqa: ARG001  checked
+) -> Response:
+    level = await asked.context.read(asked.registry.read, lambda state: state.level(None))
+    return asked.answer(KeptLevel(level or ""))
+
+
+async def get_level(
+    asked: TheAsked,
+    subject: str,
+    query: Annotated[Defaulting, query_as(Defaulting)],
+) -> Response:
+    level = await asked.context.read(
+        asked.registry.read, lambda state: state.level(subject, default=query.default_to_global)
+    )
+    if level is None:
+        raise no_level(subject)
+    return asked.answer(KeptLevel(level))
+
+
+async def set_default_level(
+    asked: TheAsked,
+    body: Annotated[GivenLevel, body_as(GivenLevel, accepted=ACCEPTED)],
+) -> Response:
+    level = await asked.context.write(asked.registry.set_level, None, body.compatibility)
+    return asked.answer(GivenLevel(level))
+
+
+async def set_level(
+    asked: TheAsked,
+    subject: str,
+    body: Annotated[GivenLevel, body_as(GivenLevel, accepted=ACCEPTED)],
+) -> Response:
+    level = await asked.context.write(asked.registry.set_level, subject, body.compatibility)
+    return asked.answer(GivenLevel(level))
+
+
+async def reset_default_level(asked: TheAsked) -> Response:
+    return asked.answer(KeptLevel(await asked.context.write(asked.registry.reset_level, None)))
+
+
+async def reset_level(asked: TheAsked, subject: str) -> Response:
+    return asked.answer(KeptLevel(await asked.context.write(asked.registry.reset_level, subject)))
+
+
+async def get_default_mode(
+    asked: TheAsked,
+    query: Annotated[Defaulting, query_as(Defaulting)],  # noqa: ARG001  checked
+) -> Response:
+    mode = await asked.context.read(asked.registry.read, lambda state: state.mode(None))
+    return asked.answer(Mode(mode or ""))
+
+
+async def get_mode(
+    asked: TheAsked,
+    subject: str,
+    query: Annotated[Defaulting, query_as(Defaulting)],
+) -> Response:
+    mode = await asked.context.read(
+        asked.registry.read, lambda state: state.mode(subject, default=query.default_to_global)
+    )
+    if mode is None:
+        raise no_mode(subject)
+    return asked.answer(Mode(mode))
+
+
+async def set_default_mode(
+    asked: TheAsked,
+    query: Annotated[Forcing, query_as(Forcing)],  # noqa: ARG001  checked
+    body: Annotated[Mode, body_as(Mode, accepted=ACCEPTED)],
+) -> Response:
+    return asked.answer(Mode(await asked.context.write(asked.registry.set_mode, None, body.mode)))
+
+
+async def set_mode(
+    asked: TheAsked,
+    subject: str,
+    query: Annotated[Forcing, query_as(Forcing)],  # noqa: ARG001  checked
+    body: Annotated[Mode, body_as(Mode, accepted=ACCEPTED)],
+) -> Response:
+    return asked.answer(
+        Mode(await asked.context.write(asked.registry.set_mode, subject, body.mode))
+    )
+
+
+async def reset_mode(asked: TheAsked, subject: str) -> Response:
+    return asked.answer(Mode(await asked.context.write(asked.registry.reset_mode, subject)))

@@ -1,0 +1,55 @@
+"""JSON Schemas: checked by jsonschema-rs, of draft 7 if they do not say which.
+
+Nothing is ever fetched: what a schema refers to is in the registry, or it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jsonschema_rs
+
+from tierlog.broker.schema_registry.json_compatibility import Document, json_incompatibilities
+from tierlog.broker.schema_registry.json_text import Malformed, decode_text, encode_text
+
+
+class JsonSchema:
+    """`identity`: equal for schemas that say the same."""
+
+    def __init__(self, text: str, dependencies: Sequence[tuple[str, str]]) -> None:
+        """`dependencies`: what it refers to, by name. Raises Malformed."""
+        schema = decode_text(text)
+        if not isinstance(schema, dict | bool):
+            raise Malformed("neither an object nor a boolean")
+        others = {name: decode_text(one) for name, one in dependencies}
+        self.validator = _validator(schema, list(others.items()))
+        self.text = encode_text(schema)
+        self.identity = encode_text(schema, sort=True)
+        documents: dict[str, Document] = {}
+        documents |= {name: Document(one, documents) for name, one in others.items()}
+        self._document = Document(schema, documents)
+
+    def incompatibilities(self, writer: JsonSchema) -> list[str]:
+        """Why not all that is valid by that schema is valid by this one; empty if it is."""
+        try:
+            return json_incompatibilities(writer._document, self._document)
+        except RecursionError as error:
+            raise Malformed("nested too deeply") from error
+
+
+def _validator(schema: Any, others: list[tuple[str, Any]]) -> jsonschema_rs.Validator:
+    says = isinstance(schema, dict) and "$schema" in schema
+    draft = None if says else jsonschema_rs.Draft7
+    make = jsonschema_rs.validator_for if says else jsonschema_rs.Draft7Validator
+    try:
+        registry = jsonschema_rs.Registry(others, draft=draft, retriever=_refuse)
+        return make(schema, registry=registry, offline=True)
+    except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
+        raise Malformed(str(error).partition("\n")[0]) from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Malformed(str(error)) from error
+
+
+def _refuse(uri: str) -> Any:
+    raise ValueError(f"{uri} is not one of the references")

@@ -1,0 +1,269 @@
+"""What the records of `_schemas` say: subjects and their versions, ids, levels and modes. Pure.
+
+* `apply` is the only thing that changes it: a state is what its records make of it, in their order,
+  whoever wrote them. Applying records again changes nothing.
+* A version that is deleted softly still has its id, for consumers; it is no longer the newest, and
+  what is registered next is not compared with it.
+* A record that cannot be read is skipped, and counted in `skipped`: one bad record does not cost
+  every producer its schemas. So is what is in a context (`:.name:`), whose ids are its own.
+
+Not thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, KeysView, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from tierlog.broker.schema_registry.records import (
+    Decoded,
+    Row,
+    Schema,
+    SubjectVersion,
+    decode_row,
+    decode_version,
+    deleted_subject_row,
+    highest_id_row,
+    level_row,
+    mode_row,
+    schema_row,
+    schema_tombstone,
+)
+from tierlog.record_format.errors import InvalidSchema, UnknownSchema
+
+DEFAULT_LEVEL: Final = "BACKWARD"
+DEFAULT_MODE: Final = "READWRITE"
+CONTEXT_PREFIX: Final = ":."
+LATEST: Final = -1
+INT_MAX: Final = 2**31 - 1
+
+
+class Place(NamedTuple):
+    subject: str
+    version: int
+
+
+class RegistryState:
+    def __init__(self) -> None:
+        self._subjects: dict[str, dict[int, SubjectVersion]] = {}
+        self._by_id: dict[int, dict[Place, SubjectVersion]] = {}
+        self._referrers: dict[Place, set[Place]] = {}
+        self._levels: dict[str | None, str] = {}
+        self._modes: dict[str | None, str] = {}
+        self.highest_id = 0  # that was ever given
+        self.skipped = 0
+
+    # --- records ----------------------------------------------------------------------------------
+
+    def apply(self, key: bytes, value: bytes | None) -> None:
+        try:
+            row = decode_row(key, value)
+            if (row.subject or "").startswith(CONTEXT_PREFIX):
+                self.skipped += 1
+            else:
+                self._apply(row)
+        except (msgspec.MsgspecError, UnicodeDecodeError, TypeError, KeyError):
+            self.skipped += 1
+
+    def _apply(self, row: Decoded) -> None:
+        match row.keytype:
+            case "SCHEMA" if row.value is None:
+                self._remove(Place(str(row.subject), int(row.key["version"])))
+            case "SCHEMA":
+                self._put(decode_version(row.value or {}))
+            case "DELETE_SUBJECT" if row.value is not None:
+                self._delete(str(row.subject), up_to_version=int(row.value["version"]))
+            case "CLEAR_SUBJECT" if row.value is not None:
+                for version in self.versions(str(row.subject), deleted=True):
+                    if version.is_deleted:
+                        self._remove(place_of(version))
+            case "CONFIG":
+                _set(self._levels, row.subject, (row.value or {}).get("compatibilityLevel"))
+            case "MODE":
+                _set(self._modes, row.subject, (row.value or {}).get("mode"))
+            case "NOOP":
+                self.highest_id = max(self.highest_id, int((row.value or {}).get("maxId", 0)))
+            case _:
+                self.skipped += 1
+
+    def _put(self, version: SubjectVersion) -> None:
+        place = place_of(version)
+        self._remove(place)
+        self._subjects.setdefault(version.subject, {})[version.version] = version
+        self._by_id.setdefault(version.schema_id, {})[place] = version
+        for one in version.schema.references:
+            self._referrers.setdefault(Place(one.subject, one.version), set()).add(place)
+        self.highest_id = max(self.highest_id, version.schema_id)
+
+    def _remove(self, place: Place) -> None:
+        of_subject = self._subjects.get(place.subject, {})
+        version = of_subject.pop(place.version, None)
+        if version is None:
+            return
+        if not of_subject:
+            del self._subjects[place.subject]
+        of_id = self._by_id[version.schema_id]
+        del of_id[place]
+        if not of_id:
+            del self._by_id[version.schema_id]
+        for one in version.schema.references:
+            self._referrers[Place(one.subject, one.version)].discard(place)
+
+    def _delete(self, subject: str, *, up_to_version: int) -> None:
+        for version in self.versions(subject, deleted=True):
+            if version.version <= up_to_version:
+                self._put(version._replace(is_deleted=True))
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def subjects(self, *, deleted: bool = False, deleted_only: bool = False) -> list[str]:
+        """By name; `deleted`: also those of which all is deleted."""
+        live = {name for name in self._subjects if self.versions(name)}
+        if deleted_only:
+            return sorted(self._subjects.keys() - live)
+        return sorted(self._subjects if deleted else live)
+
+    def versions(self, subject: str, *, deleted: bool = False) -> list[SubjectVersion]:
+        """In order; none if there is no such subject."""
+        found = self._subjects.get(subject, {})
+        return [one for _, one in sorted(found.items()) if deleted or not one.is_deleted]
+
+    def known_versions(self, subject: str, *, deleted: bool = False) -> list[SubjectVersion]:
+        """As `versions`. Raises UnknownSchema if there are none."""
+        found = self.versions(subject, deleted=deleted)
+        if not found:
+            raise _no_subject(subject)
+        return found
+
+    def version(self, subject: str, number: int, *, deleted: bool = False) -> SubjectVersion:
+        """LATEST is the newest. Raises UnknownSchema."""
+        known = self.known_versions(subject, deleted=deleted)
+        if number == LATEST:
+            return known[-1]
+        for one in known:
+            if one.version == number:
+                return one
+        raise UnknownSchema(f"Version {number} not found.", error_code=40402)
+
+    def next_version(self, subject: str) -> int:
+        return max(self._subjects.get(subject, {}), default=0) + 1
+
+    def with_id(self, schema_id: int) -> list[SubjectVersion]:
+        """Those that have this id, deleted ones too. Raises UnknownSchema."""
+        found = self._by_id.get(schema_id)
+        if found is None:
+            raise UnknownSchema(f"Schema {schema_id} not found", error_code=40403)
+        return [one for _, one in sorted(found.items())]
+
+    def schema(self, schema_id: int) -> Schema | None:
+        found = self._by_id.get(schema_id)
+        return None if found is None else next(iter(found.values())).schema
+
+    def ids(self) -> KeysView[int]:
+        return self._by_id.keys()
+
+    def has_id(self, subject: str, schema_id: int) -> bool:
+        """Whether a version of the subject has, or had, this id."""
+        return any(place.subject == subject for place in self._by_id.get(schema_id, ()))
+
+    def referrers(self, place: Place, *, deleted: bool = False) -> list[SubjectVersion]:
+        """The versions that refer to this one."""
+        found = [self._subjects[one.subject][one.version] for one in self._referrers.get(place, ())]
+        return sorted(one for one in found if deleted or not one.is_deleted)
+
+    def level(self, subject: str | None, *, default: bool = True) -> str | None:
+        """The subject's own level, or by `default` that of all."""
+        found = self._levels.get(subject)
+        return self._levels.get(None, DEFAULT_LEVEL) if found is None and default else found
+
+    def mode(self, subject: str | None, *, default: bool = True) -> str | None:
+        """As `level`."""
+        found = self._modes.get(subject)
+        return self._modes.get(None, DEFAULT_MODE) if found is None and default else found
+
+    # --- deleting ---------------------------------------------------------------------------------
+
+    def delete_version(
+        self, subject: str, number: int, *, permanent: bool
+    ) -> tuple[list[Row], int]:
+        """The records that do it, and the version's number. Raises UnknownSchema, InvalidSchema."""
+        version = self.version(subject, number, deleted=True)
+        text = f"Subject '{subject}' Version {version.version} was"
+        if permanent and not version.is_deleted:
+            text += " not deleted first before being permanently deleted"
+            raise UnknownSchema(text, error_code=40407)
+        if not permanent and version.is_deleted:
+            text += " soft deleted.Set permanent=true to delete permanently"
+            raise UnknownSchema(text, error_code=40406)
+        self._check_unreferred([version], permanent=permanent)
+        return self._deleting([version], permanent=permanent), version.version
+
+    def delete_subject(self, subject: str, *, permanent: bool) -> tuple[list[Row], list[int]]:
+        """As `delete_version`, for all of its versions."""
+        live, every = self.versions(subject), self.known_versions(subject, deleted=True)
+        text = f"Subject '{subject}' was"
+        if permanent and live:
+            text += " not deleted first before being permanently deleted"
+            raise UnknownSchema(text, error_code=40405)
+        if not permanent and not live:
+            text += " soft deleted.Set permanent=true to delete permanently"
+            raise UnknownSchema(text, error_code=40404)
+        versions = every if permanent else live
+        self._check_unreferred(versions, permanent=permanent)
+        if permanent:
+            rows = self._deleting(versions, permanent=True)
+        else:
+            rows = [deleted_subject_row(subject, up_to_version=live[-1].version)]
+        if subject in self._levels:
+            rows.append(level_row(subject, None))
+        if subject in self._modes:
+            rows.append(mode_row(subject, None))
+        return rows, [one.version for one in versions]
+
+    def _check_unreferred(self, versions: Sequence[SubjectVersion], *, permanent: bool) -> None:
+        """Raises InvalidSchema."""
+        going = {place_of(version) for version in versions}
+        for version in versions:
+            found = self.referrers(place_of(version), deleted=permanent)
+            others = [one for one in found if place_of(one) not in going]
+            if others:
+                raise InvalidSchema(
+                    f"One or more references exist to the schema {{subject={version.subject},"
+                    f"version={version.version}}}: {others[0].subject} version {others[0].version}",
+                    error_code=42206,
+                )
+
+    def _deleting(self, versions: Iterable[SubjectVersion], *, permanent: bool) -> list[Row]:
+        if not permanent:
+            return [schema_row(one._replace(is_deleted=True)) for one in versions]
+        return [highest_id_row(self.highest_id), *map(schema_tombstone, versions)]
+
+
+def _no_subject(subject: str) -> UnknownSchema:
+    return UnknownSchema(f"Subject '{subject}' not found.", error_code=40401)
+
+
+def place_of(version: SubjectVersion) -> Place:
+    return Place(version.subject, version.version)
+
+
+def _set(values: dict[str | None, str], subject: str | None, value: object) -> None:
+    if value is None:
+        values.pop(subject, None)
+    else:
+        values[subject] = str(value)
+
+
+def parse_version(text: str) -> int:
+    """A version's number, or LATEST. Raises InvalidSchema."""
+    if text in ("latest", "-1"):
+        return LATEST
+    if text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) <= INT_MAX:
+        return int(text)
+    raise InvalidSchema(
+        f"The specified version '{text[:64]}' is not a valid version id. Allowed values are "
+        'between [1, 2^31-1] and the string "latest"',
+        error_code=42202,
+    )
