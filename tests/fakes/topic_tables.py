@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 TOPIC = "many"
 SEGMENTS = 10
 SMALL = {"splitBytes": "16k"}
-STEP_BYTES = 150 << 10  # four commits for all of it
+STEP_BYTES = 250 << 10  # some commits for all of it
 COLUMNS = ("key", "value", "partition", "offset", "timestamp", "headers")
 
 

@@ -6,8 +6,11 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Annotated, Any, Final
 
 import typer
@@ -32,6 +35,8 @@ from tierlog.cli.output import (
     record_counter,
     warn,
 )
+from tierlog.record_format.errors import OutcomeUnknownError, RetriableError
+from tierlog.record_format.units import parse_duration
 from tierlog.spark_reader.options import ReadOptions
 from tierlog.tables.catalog import (
     Name,
@@ -44,8 +49,9 @@ from tierlog.tables.catalog import (
     table_name,
     tables_of_topics,
 )
+from tierlog.tables.maintain import Ages, maintain_table
 from tierlog.tables.status import TableStatus, status_of
-from tierlog.tables.sync import COMMIT_BYTES, TableSync, begin_position, read_options
+from tierlog.tables.sync import COMMIT_BYTES, Synced, TableSync, begin_position, read_options
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -85,6 +91,7 @@ NameOption = Annotated[
         help="The table; by default tierlog.TOPIC, in lower case and with _ for dots and dashes.",
     ),
 ]
+TableArgument = Annotated[str, typer.Argument(metavar="NAMESPACE.NAME", help="The table.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,14 +156,21 @@ def sync(
     commit_bytes: Annotated[
         str, typer.Option(metavar="SIZE", help="Bytes of log per commit.")
     ] = f"{COMMIT_BYTES >> 30}GiB",
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with what arrives, until interrupted.")
+    ] = False,
+    every: Annotated[
+        str, typer.Option(metavar="DURATION", help="With --follow: how often to look.")
+    ] = "60s",
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Add the records that the table does not have yet, each once. If run again, it goes on where
     it was.
     """
     catalog, name = options.open(), options.name(topic)
+    pause_s = _seconds("--every", every)
     with record_counter(f"sync {topic}") as show:
-        done = TableSync(
+        run = TableSync(
             catalog=catalog,
             name=name,
             topic=topic,
@@ -164,11 +178,66 @@ def sync(
             commit_bytes=size_of("--commit-bytes", commit_bytes, least=1),
             log=warn,
             show=show,
-        ).sync_table()
-    offsets = position_of(load_table(catalog, name)).offsets
+        )
+        if not follow:
+            _report(run, run.sync_table(), output)
+        while follow:
+            began = time.monotonic()
+            try:
+                if (done := run.sync_table()).commits:
+                    _report(run, done, output)
+            except (RetriableError, OutcomeUnknownError) as error:
+                warn(f"trying again in {every}: {error}")
+            time.sleep(max(0.0, began + pause_s - time.monotonic()))
+
+
+def _report(run: TableSync, done: Synced, output: Output) -> None:
+    name, offsets = dotted(run.name), position_of(load_table(run.catalog, run.name)).offsets
     output.report(
-        {"table": dotted(name), **done._asdict(), "offsets": offsets},
-        f"{dotted(name)}: {done.records} records in {done.commits} commits",
+        {"table": name, **done._asdict(), "offsets": offsets},
+        f"{name}: {done.records} records in {done.commits} commits",
+    )
+    sys.stdout.flush()  # with --follow more may be long in coming
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        duration_ms = parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {error}") from None
+    if duration_ms <= 0:
+        raise typer.BadParameter(f"{option}: {text!r} is not above 0")
+    return duration_ms / 1000
+
+
+@app.command("maintain")
+@takes(CatalogOptions)
+def maintain(
+    options: CatalogOptions,
+    table: TableArgument,
+    *,
+    snapshots_older_than: Annotated[
+        str, typer.Option(metavar="DURATION", help="Expire snapshots that are older.")
+    ] = "5d",
+    orphans_older_than: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION",
+            help="Remove files without a snapshot that are older; longer than any run takes.",
+        ),
+    ] = "3d",
+    output: OutputOption = Output.AUTO,
+) -> None:
+    """Rewrite small files as large ones, expire snapshots, and remove what nothing refers to."""
+    ages = Ages(
+        timedelta(seconds=_seconds("--snapshots-older-than", snapshots_older_than)),
+        timedelta(seconds=_seconds("--orphans-older-than", orphans_older_than)),
+    )
+    done = maintain_table(options.open(), table_name(table, ""), ages, log=warn)
+    output.report(
+        {"table": table, **done._asdict()},
+        f"{table}: {done.files_rewritten} files became {done.files_written}, "
+        f"{done.snapshots_expired} snapshots expired, {done.files_removed} files removed",
     )
 
 
@@ -220,7 +289,7 @@ def _listed(status: TableStatus) -> dict[str, Any]:
 @takes(CatalogOptions)
 def drop(
     options: CatalogOptions,
-    table: Annotated[str, typer.Argument(metavar="NAMESPACE.NAME", help="The table.")],
+    table: TableArgument,
     *,
     purge: Annotated[bool, typer.Option("--purge", help="Also delete its files.")] = False,
     yes: YesOption = False,

@@ -12,13 +12,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 from uuid import uuid4
 
 from pyarrow.fs import FileSelector, FileType
 from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
 
 from tierlog.tables.catalog import ATTEMPT, file_io_of
@@ -79,17 +80,21 @@ def remove_lost_attempts(table: Table) -> int:
 
 
 def files_of_snapshots(table: Table) -> set[str]:
-    """Every data file that a snapshot of the table has."""
-    manifests = {
+    """Every file of rows, or of deletes, that a snapshot of the table has."""
+    return {
+        entry.data_file.file_path
+        for manifest in manifests_of(table)
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+    }
+
+
+def manifests_of(table: Table) -> Collection[ManifestFile]:
+    """Every manifest that a snapshot of the table has."""
+    return {
         manifest.manifest_path: manifest
         for snapshot in table.metadata.snapshots
         for manifest in snapshot.manifests(table.io)
-    }
-    return {
-        entry.data_file.file_path
-        for manifest in manifests.values()
-        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
-    }
+    }.values()
 
 
 def _attempts(table: Table) -> Iterator[Attempt]:

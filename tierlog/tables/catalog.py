@@ -10,8 +10,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import Any, Final, NamedTuple, cast
 
 from pyiceberg.catalog import Catalog, load_catalog
@@ -27,10 +28,11 @@ from pyiceberg.exceptions import (
     ValidationException,
 )
 from pyiceberg.io import ARROW_FILE_IO, PY_IO_IMPL
-from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.io.pyarrow import PyArrowFileIO, parquet_file_to_data_file
+from pyiceberg.manifest import DataFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table import Table, TableProperties
+from pyiceberg.table import Table, TableProperties, Transaction
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot, ancestors_of
 from pyiceberg.table.update import AssertRefSnapshotId, TableRequirement, TableUpdate
@@ -229,34 +231,70 @@ def commit_files(table: Table, position: Position, commit: Commit) -> Table:
 
     Raises TableConflict, CommitUnanswered.
     """
-    staged = Table(
+    transaction = _transaction(table)
+    with _answers(table.name()), _files_of(table):
+        transaction.add_files(
+            list(commit.paths),
+            snapshot_properties=dict(commit.summary),
+            check_duplicate_files=False,  # their names are new
+        )
+    snapshot = transaction.table_metadata.current_snapshot()
+    assert snapshot is not None
+    transaction.set_properties({PROPERTY: position.committed_by(_ancestor(snapshot)).to_json()})
+    return _commit(table, transaction)
+
+
+def exchange_files(table: Table, old: Iterable[DataFile], commit: Commit) -> Table:
+    """Replace files by others with the same rows, on the same terms."""
+    transaction = _transaction(table)
+    update = transaction.update_snapshot(snapshot_properties=dict(commit.summary))
+    with _answers(table.name()), _files_of(table), update.overwrite() as exchange:
+        for file in old:
+            exchange.delete_data_file(file)
+        for path in commit.paths:
+            exchange.append_data_file(parquet_file_to_data_file(table.io, table.metadata, path))
+    return _commit(table, transaction)
+
+
+def expire_snapshots(table: Table, before: datetime) -> None:
+    """Those older than that, of which no branch or tag is. Raises TableConflict."""
+    with _answers(table.name()):
+        try:
+            table.maintenance.expire_snapshots().older_than(before).commit()
+        except CommitFailedException as error:
+            raise TableConflict(f"{dotted(table.name())}: {_line(error)}") from error
+
+
+def _transaction(table: Table) -> Transaction:
+    return Table(
         identifier=table.name(),
         metadata=table.metadata,
         metadata_location=table.metadata_location,
         io=table.io,
         catalog=cast(Catalog, _OneCommit(table.catalog, table.current_snapshot())),
         config=table.config,
-    )
-    transaction = staged.transaction()
-    with _answers(table.name()):
-        try:
-            transaction.add_files(
-                list(commit.paths),
-                snapshot_properties=dict(commit.summary),
-                check_duplicate_files=False,  # their names are new
-            )
-        except FileNotFoundError as error:  # deleted, since the table has changed
-            raise TableConflict(f"{dotted(table.name())}: {_line(error)}") from error
+    ).transaction()
+
+
+def _commit(table: Table, transaction: Transaction) -> Table:
     snapshot = transaction.table_metadata.current_snapshot()
     assert snapshot is not None
-    transaction.set_properties({PROPERTY: position.committed_by(_ancestor(snapshot)).to_json()})
     try:
-        transaction.commit_transaction()
+        committed = transaction.commit_transaction()
     except _UNAVAILABLE as error:
         detail = f"{dotted(table.name())}: {_line(error)}"
         raise CommitUnanswered(detail, snapshot_id=snapshot.snapshot_id) from error
-    staged.catalog = table.catalog
-    return staged
+    committed.catalog = table.catalog
+    return committed
+
+
+@contextmanager
+def _files_of(table: Table) -> Iterator[None]:
+    """Files of an attempt are deleted by others, once the table has changed."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise TableConflict(f"{dotted(table.name())}: {_line(error)}") from error
 
 
 class _OneCommit:

@@ -45,7 +45,7 @@ def table(tmp_path):
 
 def test_a_row_has_what_the_record_has_for_each_reader(table, monkeypatch):
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
-    assert table.run() == Synced(commits=4, records=177)
+    assert table.run() == Synced(commits=3, records=177)
     check_each_once(table)
     polars = in_order(pl.scan_iceberg(table.load()).collect().to_arrow())
     assert polars.to_pylist() == table.rows().to_pylist()
@@ -60,7 +60,7 @@ def test_a_later_run_adds_what_is_new_and_without_new_records_nothing_is_committ
     table = TopicTable(tmp_path)
     table.put(0, 4)
     table.create()
-    assert table.run() == Synced(commits=2, records=68)
+    assert table.run() == Synced(commits=1, records=68)
     assert table.run() == Synced()
     table.put(4)
     assert table.run().records == 177 - 68
@@ -223,7 +223,7 @@ def test_a_run_that_is_killed_at_any_call_leaves_nothing_out_and_nothing_twice(t
         while runs.wait(runs.start(killed_at=calls + 1)):
             calls += 1
             assert calls < 60
-    assert calls > 10  # of one commit
+    assert calls >= 9  # of one commit
     table.run()
     check_each_once(table)
     check_no_other_files(table)
