@@ -6,6 +6,10 @@
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tierlog.spark_reader.workarounds import hadoop_of
@@ -23,6 +27,11 @@ class HadoopFolder:
         self._path_class: Any = hadoop.jvm.org.apache.hadoop.fs.Path
         self._root = self._path_class(url)
         self._files = self._root.getFileSystem(hadoop.conf)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on a disk of this machine, or mounted there."""
+        return str(self._files.getScheme()) == "file"
 
     def url(self, name: str = "") -> str:
         return str(self._files.makeQualified(self._path(name)).toString())
@@ -53,6 +62,29 @@ class HadoopFolder:
             return bytes(stream.readAllBytes()).decode()
         finally:
             stream.close()
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Hold a file that nobody else then can: on a disk of this machine by a lock that ends with
+        the process, elsewhere by creating the file, which is deleted afterwards. Raises
+        FileExistsError, with its URL.
+        """
+        path = self._path(name)
+        if self.is_local:
+            self._files.mkdirs(path.getParent())
+            with Path(self._files.makeQualified(path).toUri().getPath()).open("ab") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise FileExistsError(self.url(name)) from error
+                yield
+            return
+        if not self._files.createNewFile(path):
+            raise FileExistsError(f"{self.url(name)}; if it was killed, delete this file")
+        try:
+            yield
+        finally:
+            self._files.delete(path, False)
 
     def write_text(self, name: str, text: str) -> None:
         writing = f"{name}.writing"

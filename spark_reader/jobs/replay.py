@@ -9,6 +9,7 @@ The target folder while it is being written (readers ignore names that begin wit
 | `_tierlog_replay/position-00004.json` | what was read by the first four steps, and the     |
 |                                       | files of the last of them (`replay_plan`)          |
 | `_tierlog_replay/step-00004/`         | rows of a step that is written, or moved           |
+| `_tierlog_replay/.lock`               | held by the run that writes to the folder          |
 
 * Files are exactly-once: Spark writes a step aside, one write publishes its files with the position
   after them, and they are moved into place. What was not published is deleted by the next run;
@@ -21,7 +22,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 STEP_BYTES: Final = 4 * 1024**3
 
 _NOTES: Final = "_tierlog_replay"
+_LOCK: Final = ".lock"
 _POSITION: Final = re.compile(r"position-[0-9]+\.json")
 # Of the source's options, those that affect which rows are read, or how. No secret is among them;
 # options that are not the source's, such as those of Kafka, may be secrets.
@@ -115,25 +118,45 @@ def replay(
     DataLoss, also if a topic was re-created since the first run; and Spark's errors.
     """
     notes = HadoopFolder(session, target.notes)
-    s3a = settings_of(session)
-    begun = position = _begin(notes, _request(source, target), log=log)
-    options = parse_options(source, streaming=False, s3a=s3a)
-    steps, topic_ids = _steps(options, position, step_bytes=step_bytes, log=log)
-    for number, step in enumerate(steps):
-        log(f"step {number + 1} of {len(steps)}")
-        _check_topics(
-            topic_ids, parse_options(step_options(step, source), streaming=False, s3a=s3a)
+    _check_is_of_a_replay(notes)
+    with _alone(notes):
+        s3a = settings_of(session)
+        begun = position = _begin(notes, _request(source, target), log=log)
+        options = parse_options(source, streaming=False, s3a=s3a)
+        steps, topic_ids = _steps(options, position, step_bytes=step_bytes, log=log)
+        for number, step in enumerate(steps):
+            log(f"step {number + 1} of {len(steps)}")
+            _check_topics(
+                topic_ids, parse_options(step_options(step, source), streaming=False, s3a=s3a)
+            )
+            with progress_reported(session, progress):
+                written = _Step(session, source, target, notes, position.steps, step).write_step()
+            position = position.after_step(step, topic_ids, **written._asdict())
+            _publish(notes, position)
+        return ReplayReport(
+            target=target.notes,
+            steps=len(steps),
+            records=position.records - begun.records,
+            total_records=position.records,
         )
-        with progress_reported(session, progress):
-            written = _Step(session, source, target, notes, position.steps, step).write_step()
-        position = position.after_step(step, topic_ids, **written._asdict())
-        _publish(notes, position)
-    return ReplayReport(
-        target=target.notes,
-        steps=len(steps),
-        records=position.records - begun.records,
-        total_records=position.records,
-    )
+
+
+@contextmanager
+def _alone(notes: HadoopFolder) -> Iterator[None]:
+    """Raises InvalidRequest while another run writes to the folder."""
+    try:
+        with notes.lock(f"{_NOTES}/{_LOCK}"):
+            yield
+    except FileExistsError as error:
+        raise InvalidRequest(f"another run writes to {notes.url()}: it holds {error}") from None
+
+
+def _check_is_of_a_replay(notes: HadoopFolder) -> None:
+    others = [name for name in notes.names() if not name.startswith(("_", "."))]
+    if others and not any(map(_POSITION.fullmatch, notes.names(_NOTES))):
+        raise InvalidRequest(
+            f"{notes.url()} is not empty and not a replay's folder: it contains {others[0]}"
+        )
 
 
 def _begin(notes: HadoopFolder, asked: Mapping[str, str], *, log: Log) -> Position:
@@ -142,11 +165,7 @@ def _begin(notes: HadoopFolder, asked: Mapping[str, str], *, log: Log) -> Positi
     """
     found = [name for name in notes.names(_NOTES) if _POSITION.fullmatch(name)]
     if not found:
-        if others := [name for name in notes.names() if not name.startswith(("_", "."))]:
-            raise InvalidRequest(
-                f"{notes.url()} is not empty and not a replay's folder: it contains {others[0]}"
-            )
-        notes.delete(_NOTES)
+        _delete_all_but(notes, _LOCK)
         return Position(asked=asked)
     file = f"{_NOTES}/{max(found, key=lambda name: (len(name), name))}"
     position = from_json(notes.read_text(file), file=notes.url(file))
@@ -180,8 +199,12 @@ def _put_in_place(notes: HadoopFolder, position: Position) -> None:
         folder, _, name = path.rpartition("/")
         if notes.exists(staged := f"{_staging(number)}/{path}"):
             notes.move(staged, f"{folder}/{number:05d}-{name}")
+    _delete_all_but(notes, _LOCK, _position_name(position.steps))
+
+
+def _delete_all_but(notes: HadoopFolder, *kept: str) -> None:
     for name in notes.names(_NOTES):
-        if name != _position_name(position.steps):
+        if name not in kept:
             notes.delete(f"{_NOTES}/{name}")
 
 

@@ -119,6 +119,25 @@ def test_an_interrupted_replay_goes_on_and_writes_every_row_once(
         replay(spark, source(tiers), ToFiles(folder=tmp_path.as_uri()), log=lambda _: None)
 
 
+@pytest.mark.parametrize("is_local", [True, False])
+def test_two_replays_at_once_on_one_folder_are_refused(
+    spark, tiers, tmp_path, monkeypatch, is_local
+):
+    monkeypatch.setattr(HadoopFolder, "is_local", is_local)
+    target, refused = ToFiles(folder=(tmp_path / "out").as_uri()), []
+
+    def begin_another(*_):
+        with pytest.raises(InvalidRequest, match=r"another run writes to .*out: it holds .*lock"):
+            replay(spark, source(tiers), target, log=lambda _: None)
+        refused.append(True)
+
+    done = replay(spark, source(tiers), target, log=begin_another)
+    assert refused
+    assert done.total_records == 4800
+    assert replayed(tmp_path / "out") == sorted(written(tiers))
+    assert replay(spark, source(tiers), target, log=lambda _: None).steps == 0
+
+
 def test_a_second_replay_goes_on_where_the_first_ended_with_a_file_a_task_and_day(spark, tmp_path):
     with two_tiers(tmp_path) as tiers:
         tiers.create("flights", partitions=2)
