@@ -42,7 +42,8 @@ $(STAMP): pyproject.toml
 	    { echo "Python 3.11 or newer is needed: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo "installing into $(VENV): some minutes the first time, and nothing to be seen"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	{ command -v uv >/dev/null && uv pip install --quiet --python $(BIN)/python --editable '.[test]'; } || \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	@touch $(STAMP)
 
 demo: setup
