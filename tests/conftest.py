@@ -80,11 +80,13 @@ def cached_s3_service_model() -> Iterator[None]:
 def cached_authorities() -> Iterator[None]:
     """httpx2 reads the system's authorities for each client, which takes 40 ms."""
     read = httpcore2.default_ssl_context
-    read_once = cache(read)
 
-    def authorities(**given: bool) -> ssl.SSLContext:
-        named = os.environ.keys() & {"SSL_CERT_FILE", "SSL_CERT_DIR"}
-        return read(**given) if named else read_once()
+    @cache
+    def read_once(trust_env: bool, *named: str | None) -> ssl.SSLContext:
+        return read(_trust_env=trust_env)
+
+    def authorities(*, _trust_env: bool = True) -> ssl.SSLContext:
+        return read_once(_trust_env, *map(os.environ.get, ("SSL_CERT_FILE", "SSL_CERT_DIR")))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(httpcore2, "default_ssl_context", authorities)

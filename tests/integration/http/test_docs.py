@@ -53,11 +53,14 @@ def test_the_page_shows_the_openapi_document(api: Api) -> None:
 
 def test_examples_match_their_schemas(api: Api) -> None:
     document = api.get("/openapi.json").json()
-    checked = list(_examples(document))
-    for content in checked:
-        whole = {**content["schema"], "components": document["components"]}
+    checked = dict(enumerate(_examples(document)))
+    schemas = {str(number): content["schema"] for number, content in checked.items()}
+    validator = jsonschema_rs.validator_for(
+        {"properties": schemas, "components": document["components"]}  # compiled once
+    )
+    for number, content in checked.items():
         for example in _values(content):
-            jsonschema_rs.validate(whole, example)
+            validator.validate({str(number): example})
     assert len(checked) > 200
 
 
