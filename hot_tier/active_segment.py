@@ -5,8 +5,9 @@
   file below its end.
 * Each batch is checked against the segment as it will be after the batches before it, so one write
   can hold many appends and still respect the segment's limits.
-* Index entries are written after the bytes that they point to. If the disk has no room for them
-  they stay in memory; a full disk never refuses a record because of an index.
+* Index entries are written after the bytes that they point to, a block of them at a time: after a
+  crash the indexes of this segment are rebuilt. If the disk has no room for them they stay in
+  memory; a full disk never refuses a record because of an index.
 * Everything runs under the log's lock except the syncs, which only touch descriptors that stay open
   until they are done.
 """
@@ -17,7 +18,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tierlog.host.disk import Disk, is_disk_full, write_all
 from tierlog.host.durable_file import write_atomically
@@ -40,6 +41,8 @@ from tierlog.record_format.index_layouts import (
     pack_txn_index,
 )
 
+INDEX_WRITE_BYTES: Final = 4096
+
 
 class RollLimits(NamedTuple):
     """How much a segment may hold before it must be rolled."""
@@ -55,11 +58,11 @@ class PendingWrite:
     """See the module. Created by `ActiveSegment.begin_write`, under the log's lock."""
 
     __slots__ = (
-        "_limits",
         "buffers",
         "builder",
         "end",
         "first_timestamp",
+        "limits",
         "min_timestamp",
         "record_count",
         "start",
@@ -75,7 +78,7 @@ class PendingWrite:
     ) -> None:
         """`first_timestamp`: of the segment's first batch; None if that was never read."""
         self.start = self.end = segment.end
-        self.builder, self._limits, self.first_timestamp = builder, limits, first_timestamp
+        self.builder, self.limits, self.first_timestamp = builder, limits, first_timestamp
         self.min_timestamp, self.record_count = segment.min_timestamp, segment.record_count
         self.buffers: list[Buffer] = []
 
@@ -86,7 +89,7 @@ class PendingWrite:
 
         An empty segment accepts any batch.
         """
-        limits, builder, end_bytes = self._limits, self.builder, self.end.size_bytes
+        limits, builder, end_bytes = self.limits, self.builder, self.end.size_bytes
         return end_bytes > 0 and (
             end_bytes + size_bytes > limits.size_bytes
             or self._age_ms(max_timestamp, now_ms) > limits.age_ms
@@ -100,7 +103,7 @@ class PendingWrite:
         first = self.first_timestamp
         if first is not None and first >= 0:
             return max_timestamp - first
-        return now_ms - self._limits.created_ms
+        return now_ms - self.limits.created_ms
 
     def plan_batch(
         self,
@@ -160,6 +163,10 @@ class ActiveIndex:
     def replace(self, columns: IndexColumns) -> None:
         """Replace all entries; those in the file with the next write."""
         self.columns, self._written = columns, 0
+
+    @property
+    def unwritten_bytes(self) -> int:
+        return (len(self.columns) - self._written) * self.columns.entry_bytes
 
     def write_entries(self) -> None:
         """Write the entries that are not in the file yet. Raises OSError; may be repeated."""
@@ -225,11 +232,15 @@ class ActiveSegment:
             self.segment.first_append_ms -= age_ms
 
     def add_entries(self, offset_entries: Iterable[Entry], time_entries: Iterable[Entry]) -> None:
-        """Add entries to the indexes, in memory and, if the disk has room, in the files."""
+        """Add entries to the indexes, in memory and, now and then, if the disk has room, in the
+        files.
+        """
         for entry in offset_entries:
             self.offsets.columns.append(*entry)
         for entry in time_entries:
             self.times.columns.append(*entry)
+        if self.offsets.unwritten_bytes < INDEX_WRITE_BYTES:
+            return
         try:
             self.offsets.write_entries()
             self.times.write_entries()
@@ -302,10 +313,9 @@ class ActiveSegment:
         segment.min_timestamp, segment.record_count = pending.min_timestamp, pending.record_count
         segment.end = pending.end  # first: a reader that finds an index entry must see its batch
         if builder.offset_entries:
-            limits = self._limits()
             self.add_entries(
-                builder.offset_entries[: limits.offset_entries],
-                builder.time_entries[: limits.time_entries],
+                builder.offset_entries[: pending.limits.offset_entries],
+                builder.time_entries[: pending.limits.time_entries],
             )
 
     def drop_tail(self) -> None:

@@ -488,6 +488,8 @@ def _in_memory(parts: list[Part]) -> bytearray | None:
     """The parts' bytes, with those of slices if they are few and in the page cache; their files are
     closed. None if a task has to send them.
     """
+    if len(parts) == 1:
+        return cast(bytearray, parts[0])  # the last is bytes
     if sum(piece.size_bytes for piece in _slices(parts)) > SMALL_BYTES:
         return None
     out = bytearray()

@@ -159,6 +159,8 @@ class _Produce:
 
     @property
     def is_small(self) -> bool:
+        if sum([len(piece.records) for piece in self._pieces]) <= _INLINE_COMPRESSED_BYTES:
+            return True  # whatever it holds
         return sum([_work_bytes(piece) for piece in self._pieces]) <= _INLINE_BYTES
 
     def check_inline(self) -> bool:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.fakes.clock import NOW_MS
 from tests.fakes.partition_logs import first_offset
+from tierlog.hot_tier import active_segment
 from tierlog.hot_tier.log_writer import Append
 from tierlog.record_format.errors import DiskFull, LogOfflineError
 
@@ -271,6 +272,31 @@ def test_segments_are_deleted_in_order_even_if_one_cannot_be(
     assert [r.offset for r in records_of(log)] == [3]
 
 
+def test_index_entries_are_written_a_block_at_a_time_and_all_when_it_closes(
+    open_log, append_values, disk, tmp_path
+):
+    def writes() -> int:
+        return sum((one.name, one.suffix) == ("write_at", ".index") for one in disk.calls)
+
+    log = open_log(config={"index.interval.bytes": 0}, disk=disk)
+    for _ in range(active_segment.INDEX_WRITE_BYTES // 8):
+        append_values(log, b"a")
+    assert writes() == 0
+    append_values(log, b"a")
+    append_values(log, b"a")
+    assert writes() == 1
+    log.close()
+    assert writes() == 2
+    index = tmp_path / "t-0" / f"{0:020d}.index"
+    assert index.stat().st_size == active_segment.INDEX_WRITE_BYTES + 8
+
+
+@pytest.fixture
+def index_written_at_once(monkeypatch):
+    monkeypatch.setattr(active_segment, "INDEX_WRITE_BYTES", 1)
+
+
+@pytest.mark.usefixtures("index_written_at_once")
 def test_an_index_without_space_rejects_no_append(open_log, append_values, disk, tmp_path):
     config = {"index.interval.bytes": 0}
     log = open_log(config=config, disk=disk)
@@ -317,6 +343,7 @@ def test_a_lost_index_that_cannot_be_written_anew_fails_no_read(
     assert index.read_bytes() == good
 
 
+@pytest.mark.usefixtures("index_written_at_once")
 @pytest.mark.parametrize("suffix", [".log", ".index"])
 def test_an_io_error_on_write_takes_the_log_offline(
     open_log, append_values, records_of, disk, suffix
