@@ -44,6 +44,7 @@ from tierlog.tables.catalog import (
     expire_snapshots,
     file_io_of,
     load_table,
+    position_of,
 )
 from tierlog.tables.data_files import FILE_BYTES, DayFiles
 
@@ -72,8 +73,10 @@ class Ages(NamedTuple):
 
 def maintain_table(catalog: Catalog, name: Name, ages: Ages, *, log: Warn) -> Maintained:
     """Rewrite small files, expire snapshots, and remove orphans, in this order. Raises
-    CatalogUnavailable, CommitUnanswered, TableConflict after many in a row, and OSError.
+    TableRolledBack, CatalogUnavailable, CommitUnanswered, TableConflict after many in a row, and
+    OSError.
     """
+    position_of(load_table(catalog, name))  # what it was rolled back from is still needed
     rewritten, written = _until_no_conflict(lambda: _compact(catalog, name), log)
     now = datetime.now(UTC)
     expired = _until_no_conflict(lambda: _expire(catalog, name, now - ages.snapshots), log)

@@ -11,6 +11,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from tests.fakes.topic_tables import TopicTable, check_each_once
 from tierlog.tables.catalog import position_of
 from tierlog.tables.maintain import Ages, Maintained, maintain_table
+from tierlog.tables.position import TableRolledBack
 from tierlog.tables.sync import Synced
 
 NOTHING_OLD = Ages(timedelta(days=5), timedelta(days=3))
@@ -83,3 +84,13 @@ def test_what_only_expired_snapshots_had_and_orphans_are_removed_and_nothing_els
     check_each_once(table)
     assert table.run() == Synced()
     assert maintain(table, ALL_OLD).files_removed == 0
+
+
+def test_a_table_that_was_rolled_back_keeps_what_it_was_rolled_back_from(table):
+    table.put(8)
+    table.run()
+    loaded = table.load()
+    loaded.manage_snapshots().rollback_to_snapshot(loaded.snapshots()[0].snapshot_id).commit()
+    with pytest.raises(TableRolledBack):
+        maintain(table, ALL_OLD)
+    assert len(table.load().snapshots()) == len(loaded.snapshots())
