@@ -1,8 +1,11 @@
 """Runs of `sync`, four at once, that are killed at random: each record is a row once."""
 
+import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from itertools import count
 
@@ -12,8 +15,24 @@ pytest.importorskip("pyiceberg")
 
 from tests.fakes.soak import MINUTES, soak_seed
 from tests.fakes.topic_tables import SEGMENTS, TopicTable, check_each_once, runs_of
+from tierlog.tables.maintain import Ages, maintain_table
 
 KILLS = 200
+# The newest DuckDB for which PyPI has the extension, and what that one loads.
+DUCKDB = ("duckdb==1.4.4", "duckdb-ext-avro==1.4.4.20260205", "duckdb-ext-iceberg==1.4.4.20260205")
+QUERY = """
+import json, sys
+from pathlib import Path
+import duckdb
+
+db = duckdb.connect(config={"allow_unsigned_extensions": "true"})
+for name in ("avro", "iceberg"):
+    (file,) = Path(sys.prefix).rglob(f"{name}.duckdb_extension")
+    db.execute(f"load '{file}'")
+table = f"iceberg_scan('{sys.argv[1]}')"
+rows = db.execute(f'select "offset", octet_length(value) from {table} order by 1')
+print(json.dumps(rows.fetchall()))
+"""
 
 
 @pytest.mark.soak
@@ -47,3 +66,26 @@ def test_a_table_has_each_record_once_however_its_writers_end(tmp_path):
 def check_each_once_so_far(table):
     offsets = table.rows()["offset"].to_pylist()
     assert offsets == list(range(len(offsets)))
+
+
+@pytest.mark.soak
+def test_duckdb_reads_each_record_once_also_after_maintenance(tmp_path):
+    environment = tmp_path / "environment"
+    for command in (["venv", environment], ["pip", "install", "--python", environment, *DUCKDB]):
+        subprocess.run([sys.executable, "-m", "uv", *command], check=True)
+    table = TopicTable(tmp_path)
+    table.put(0, 8)
+    table.create()
+    table.run()
+    maintain_table(table.open_catalog(), table.name, Ages(), log=print)
+    table.put(8)
+    table.run()
+    command = [environment / "bin/python", "-c", QUERY, table.load().metadata_location]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    expected = table.expected()
+    assert found == [
+        [offset, len(value)]
+        for offset, value in zip(
+            *(expected[one].to_pylist() for one in ("offset", "value")), strict=True
+        )
+    ]
