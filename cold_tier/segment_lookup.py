@@ -65,7 +65,9 @@ T = TypeVar("T")
 LIMIT_BYTES: Final = 16 * 1024 * 1024
 LOADS_MAX: Final = 8
 SNAPSHOT_MAX_BYTES: Final = 8 * 1024 * 1024
-PRODUCERS: Final = -1  # cache key of a parsed snapshot; sections use their kind
+# Cache keys of an index and of a parsed snapshot; sections use their kind.
+INDEX: Final = 0
+PRODUCERS: Final = -1
 OBJECT_OVERHEAD: Final = 12  # the size of a chunk's Python objects relative to its packed size
 
 SPARSE_BYTES: Final = 16 * 1024
@@ -109,6 +111,10 @@ class SegmentIndexes:
     def cached_bytes(self) -> int:
         return self._bytes
 
+    def has_index(self, segment: SegmentEntry) -> bool:
+        """Whether `load_index` finds it in memory."""
+        return (segment.indexes_key, INDEX) in self._cached
+
     def load_index(self, segment: SegmentEntry, wait: Wait = Wait.WAIT) -> SegmentIndex:
         """Raises CorruptObject, MissingObject, UnknownFormatVersion, StoreUnavailable, and
         WouldBlock if it is not in memory.
@@ -120,7 +126,7 @@ class SegmentIndexes:
             found = parse_index(head, segment)
             return found, OBJECT_OVERHEAD * end
 
-        return self._get((segment.indexes_key, 0), load, wait)
+        return self._get((segment.indexes_key, INDEX), load, wait)
 
     def load_section(self, segment: SegmentEntry, kind: SectionKind) -> bytes:
         """A section's bytes; empty if the segment does not have it."""

@@ -18,6 +18,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from itertools import chain
 from operator import index
 from os import PathLike
 from pathlib import Path
@@ -170,6 +171,8 @@ class TopicDataset(ds.InMemoryDataset):  # type: ignore[misc]
         scan, splits = self._plan(columns, filter)
         reader = scan.reader()
         size_bytes = sum(map(reader.planned_bytes, splits))
+        if size_bytes == 0:  # all is counted, and nothing fetched
+            return scan.scanner(chain.from_iterable(map(reader.read_split, splits)), size_bytes)
         ahead = self._ahead if use_threads else self._ahead._replace(threads=1)
         return scan.scanner(read_in_order(reader, splits, **ahead._asdict()), size_bytes)
 

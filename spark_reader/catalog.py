@@ -253,6 +253,13 @@ class Catalog:
                 return
             yield entry
 
+    def needs_no_request(self, facts: PartitionFacts) -> bool:
+        """Whether a read of it is planned from what is in memory."""
+        manifest = facts.manifest
+        if manifest is None or manifest.pages or facts.end_offset > facts.cold_end_offset:
+            return False
+        return all(map(self._connections.indexes.has_index, manifest.segments))
+
     def chunks(self, entries: Iterable[SegmentEntry], *, missing: Missing) -> list[ChunkPiece]:
         """The chunks of these segments. `missing` is called for a segment without an index."""
 
@@ -262,8 +269,13 @@ class Catalog:
             except MissingObject as error:
                 return error
 
+        wanted = list(entries)
+        indexes = self._connections.indexes  # what it has in memory needs no thread
+        absent = [one for one in wanted if not indexes.has_index(one)]
+        loaded = dict(zip(absent, parallel_map(load, absent), strict=True))
         found: list[ChunkPiece] = []
-        for result in map_ahead(load, entries):
+        for entry in wanted:
+            result = loaded[entry] if entry in loaded else load(entry)
             if isinstance(result, MissingObject):
                 missing(result)
             else:

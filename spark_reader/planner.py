@@ -104,7 +104,9 @@ class Planner:
             if one.start_offset < one.end_offset
             and filters.admits(one.facts.topic, one.facts.partition)
         ]
-        work = parallel_map(lambda one: self._work(one, filters.row_filter), wanted)
+        in_memory = all(self.catalog.needs_no_request(one.facts) for one in wanted)
+        plan = partial(self._work, row_filter=filters.row_filter)
+        work = [plan(one) for one in wanted] if in_memory else parallel_map(plan, wanted)
         splits = plan_splits(work, self._options.limits)
         self._report(describe_plan(ranges, work, splits))
         return splits

@@ -16,6 +16,7 @@ import pytest
 from tests.fakes.bucket import put_partition, put_topic
 from tests.fakes.cold_segments import FIXTURES, SegmentFiles, write_segment
 from tierlog.client.records import decode_fetched
+from tierlog.object_store.folder import FolderStore
 from tierlog.object_store.open import open_store
 from tierlog.record_format.decode import Record
 from tierlog.record_format.encode import encode_batch
@@ -43,6 +44,20 @@ def test_reads_a_topic_from_the_bucket_in_order(url):
     assert with_headers.schema.names == [*table.column_names, "headers"]
     places = list(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
     assert places == [(0, n) for n in range(177)] + [(1, n) for n in range(260)]
+
+
+def test_a_count_of_what_is_in_memory_takes_no_thread_and_no_request(url, monkeypatch):
+    rows = dataset("many", store=url, tier="cold")
+    assert rows.count_rows() == 437
+
+    def refuse(*_, **__):
+        raise AssertionError("a count needs neither")
+
+    monkeypatch.setattr("threading.Thread.start", refuse)
+    for call in ("get", "get_range", "head", "list"):
+        monkeypatch.setattr(FolderStore, call, refuse)
+    assert rows.count_rows() == 437
+    assert rows.count_rows(pc.field("partition") == 1) == 260
 
 
 def test_accepts_the_options_of_the_spark_source(url):
