@@ -11,6 +11,8 @@
   advances only when all groups were replaced.
 * If nothing of a segment would remain, the header of its last batch does, so no segment is empty. A
   single segment in which nothing changes is left alone.
+* The header of each producer's last batch below the high watermark stays: what is above may be
+  lost, and a batch that is repeated has to be known then.
 * Records of aborted transactions go. A marker stays until nothing is left of its transaction; an
   aborted transaction of which something is left goes into the new transaction index.
 * Every batch is verified before it is used: its checksum, and its base offset, which decides which
@@ -278,6 +280,7 @@ class Cleaner:
         )
         self._transactions = CleanedTransactions()
         self._producers: dict[int, Producer] = {}
+        self._high_watermark = 0
 
     def clean_round(self, cleanable: Cleanable) -> CleanedRound:
         """Clean up to `cleanable.end_offset`, or as far as the table reaches.
@@ -391,6 +394,7 @@ class Cleaner:
         self, group: tuple[Segment, ...], cleaned: CleanedSegment, *, upper_bound: int
     ) -> None:
         with self._state.lock:
+            self._high_watermark = self._state.high_watermark
             self._producers = {one.producer_id: one for one in self._state.producers}
         changed = self._clean_into(cleaned, group, upper_bound=upper_bound)
         aborted, self._transactions.kept = self._transactions.kept, []
@@ -455,5 +459,7 @@ class Cleaner:
         if producer is None:
             return False
         if producer.batches:
-            return header.last_offset == producer.batches[-1].last_offset
+            offsets = [one.last_offset for one in producer.batches]
+            kept = [one for one in offsets if one < self._high_watermark]
+            return header.last_offset == kept[-1] if kept else header.last_offset < offsets[0]
         return header.is_control and header.producer_epoch == producer.epoch

@@ -22,6 +22,7 @@ from tierlog.record_format.errors import (
     DiskFull,
     OffsetPastEnd,
     OffsetTrimmed,
+    StoreUnavailable,
 )
 from tierlog.record_format.produced import build_marker
 
@@ -156,6 +157,31 @@ def test_a_follower_of_a_compacted_log_reaches_its_end_and_survives_a_crash(
     assert again.log_end_offset == leader.log_end_offset
 
 
+@pytest.mark.parametrize("uncommitted", [0, 1, 6])
+def test_compaction_leaves_what_tells_that_a_committed_batch_is_repeated(pair, uncommitted):
+    """Also if its producer has appended more, which may be cut."""
+    leader, follower = pair(**{"cleanup.policy": "compact", "segment.bytes": 1024})
+
+    def send(sequence):
+        fields = {"producer_id": 7, "producer_epoch": 0, "base_sequence": sequence}
+        put(leader, Append(produced(batch([b"v"], keys=[b"k"], **fields))))
+
+    send(0)
+    send(1)
+    append_values(leader, b"later", keys=[b"k"])
+    leader.roll()
+    leader.commit_up_to(leader.flushed_end)
+    end = leader.log_end_offset
+    for number in range(uncommitted):
+        send(2 + number)
+    leader.sealed.clean(leader.sealed.cleanable(0), PlainKeyTable(1 << 20))
+    assert [record.offset for record in records_of(leader, end_offset=end)] == [2]
+    while follower.log_end_offset < end:
+        copy_once(leader, follower, max_bytes=1)
+    (known,) = follower.producers()
+    assert known.last_sequence == 1
+
+
 def test_a_hole_at_a_segments_end_is_filled(pair, open_log, tmp_path):
     leader, follower = pair()
     append_values(leader, b"v")
@@ -277,12 +303,19 @@ def test_a_body_that_is_not_right_changes_nothing(follower, body):
     assert follower.append_replicated(memoryview(next_batch())) == 5
 
 
+def without_answer(_):
+    raise StoreUnavailable("whether there are producers is not known")
+
+
 def test_an_empty_log_begins_with_the_batch_that_its_start_lies_in(open_log, tmp_path):
     """A trim need not end where a batch does."""
     log = begin_to_follow(open_log(log_start_offset=4))
     assert (log.log_start_offset, log.log_end_offset) == (4, 4)
     with pytest.raises(CorruptBatch, match="offset 3 follows 3"):
         log.append_replicated(memoryview(with_header(batch([b"v"]), base_offset=3, leader_epoch=4)))
+    with pytest.raises(StoreUnavailable):
+        log.append_replicated(memoryview(next_batch()), without_answer)
+    assert (log.first_local_offset, log.high_watermark) == (4, 4)
     assert log.append_replicated(memoryview(next_batch())) == 5
     assert (log.log_start_offset, log.first_local_offset) == (4, 3)
     log.writer.flush()
