@@ -189,6 +189,16 @@ class Partition:
             found.append(EpochEntry(now.leader_epoch, now.log_end_offset))
         return found
 
+    def epochs_without_gap(self) -> list[EpochEntry]:
+        """As `epochs`, from the first of those that are all known: what was trimmed and never
+        uploaded may have had others.
+        """
+        found, local = self.epochs(), self._log.epochs
+        first = local[0] if local else found[-1]
+        if self.cold_end_offset >= first.start_offset:
+            return found
+        return [first, *(one for one in found if one.epoch > first.epoch)]
+
     def epoch_of(self, offset: int) -> int:
         """The leader epoch under which this offset was assigned; -1 if that is not known."""
         begun = [entry.epoch for entry in self.epochs() if entry.start_offset <= offset]

@@ -94,7 +94,7 @@ class FetchAnswers:
         """Where its log parts from this one; of no epoch, where it is to begin anew."""
         if one.last_epoch < 0 or one.end_offset < partition.first_local_offset:
             return None  # it has no record that could differ, or is to begin anew
-        epochs = [(entry.epoch, entry.start_offset) for entry in partition.epochs()]
+        epochs = [(entry.epoch, entry.start_offset) for entry in partition.epochs_without_gap()]
         at = election.diverging(
             epochs,
             log_end_offset=partition.log_end_offset,

@@ -125,10 +125,17 @@ def test_a_follower_does_not_take_what_it_deleted_for_trimmed_once_it_restarts(w
 
 
 @pytest.mark.parametrize("start", [1, 2], ids=["below its end", "at its end"])
-def test_a_deposed_leader_begins_anew_once_nobody_knows_its_epoch(world, monkeypatch, start):
-    """What it appended alone is gone, and so is its producer."""
-    monkeypatch.setattr(Node, "copy", lambda self: None)  # the manifest would know of its epoch
+@pytest.mark.parametrize("is_claimed", [False, True])
+def test_a_deposed_leader_begins_anew_once_nobody_knows_its_epoch(
+    world, monkeypatch, start, is_claimed
+):
+    """What it appended alone is gone, and so is its producer. `is_claimed`: the manifest knows when
+    its epoch began, and not when the next one did.
+    """
     deposed = leader(world)
+    if is_claimed:
+        deposed.claim()
+    monkeypatch.setattr(Node, "copy", lambda self: None)  # the manifest would know of the next
     assert append(world, deposed) == 0
     node = next(one for one in world.nodes if one and one.partition is deposed)
     sent = {"producer_id": 101, "sequence": 0}
