@@ -190,6 +190,26 @@ def successors(w: World, rules: Rules, max_epoch: int) -> Iterator[tuple[str, Wo
                 yield f"{name} {w.replicas[node].me}", after
 
 
+def without_dead(w: World) -> World:
+    """Without what was sent and can have no effect any more: worlds that differ in nothing else go
+    on alike. No number becomes free again while nothing is collected.
+    """
+    if w.collected or w.left.collections or w.left.alone:
+        return w
+    newest, leads = w.newest, [r.lead.epoch for r in w.replicas if r.lead]
+    epochs = {newest.epoch, *leads, *(r.sent.epoch for r in w.replicas if r.sent)}
+    lowest = min(epochs)
+    return w._replace(
+        puts=frozenset(put for put in w.puts if put.version > newest.version),
+        manifest_puts=frozenset(m for m in w.manifest_puts if m.version > w.manifest.version),
+        fetches=frozenset(
+            one
+            for one in w.fetches
+            if one.epoch in epochs or one.epoch > newest.epoch or one.seen > lowest
+        ),
+    )
+
+
 def search(
     first: World, rules: Rules, *, max_epoch: int, seconds: float, heals: bool = True
 ) -> tuple[int, bool]:
@@ -203,7 +223,8 @@ def search(
             if time.process_time() > ends:
                 return len(seen), False
             try:
-                for name, after in successors(w, rules, max_epoch):
+                for name, following_world in successors(w, rules, max_epoch):
+                    after = without_dead(following_world)
                     if after in seen:
                         continue
                     seen.add(after)

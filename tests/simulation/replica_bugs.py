@@ -19,7 +19,9 @@ from tierlog.broker.replication.fetch_answers import FetchAnswers
 from tierlog.broker.replication.in_sync import Leadership
 from tierlog.broker.replication.replica import Replica, Role
 from tierlog.broker.replication.term import Term
-from tierlog.hot_tier import replica_append
+from tierlog.hot_tier import replica_append, sealed_segments
+from tierlog.hot_tier.cleaner import Cleanable
+from tierlog.hot_tier.log_state import LogState
 from tierlog.hot_tier.log_writer import LogWriter
 from tierlog.hot_tier.planned_records import PlannedRecords
 
@@ -209,3 +211,17 @@ def _(plant: Plant) -> None:
         log._state.committed = log.flushed_end
 
     plant.setattr(Partition, "claim", claimed)
+
+
+@bug("what is not committed replaces what is")
+def _(plant: Plant) -> None:
+    found = sealed_segments.find_cleanable
+
+    def find_cleanable(state: LogState, checkpoint: int | None, *, now_ms: int) -> Cleanable:
+        committed, state.committed = state.committed, state.log_end_offset
+        try:
+            return found(state, checkpoint, now_ms=now_ms)
+        finally:
+            state.committed = committed
+
+    plant.setattr(sealed_segments, "find_cleanable", find_cleanable)

@@ -42,6 +42,7 @@ CAUGHT_BY = {
     "a follower forgets the producers of what it appends": 3,
     "a replica begins at its leader's local start without the bucket's producers": 13,
     "what is not committed is uploaded": 0,
+    "what is not committed replaces what is": 5,
 }
 
 
