@@ -36,6 +36,7 @@ from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.log_opener import LogOpener
 from tierlog.broker.partition import Partition
 from tierlog.broker.schema_registry.registry import SchemaRegistry
+from tierlog.broker.schema_registry.validation import SchemaValidation
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.share_groups import ShareGroups
 from tierlog.broker.store_status import check_has_no_bucket
@@ -43,7 +44,7 @@ from tierlog.broker.topic_registry import TopicRecord
 from tierlog.broker.topic_replicas import ANYWHERE, Chosen
 from tierlog.broker.topics import Topic, TopicState, TopicSummary
 from tierlog.broker.transactions import Transactions
-from tierlog.host.clock import boottime_ms, wall_clock_ms
+from tierlog.host.clock import boottime_ms, monotonic_ms, wall_clock_ms
 from tierlog.host.disk import Disk, is_disk_full
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.host.threads import Threads
@@ -100,7 +101,12 @@ class Broker:
             self.group_configs = GroupConfigs(
                 self._topics, settings, clock=clock, peers=None if members is None else peers
             )
-            self.schema_registry = SchemaRegistry(self._topics, clock=clock)
+            self.schema_registry = SchemaRegistry(
+                self._topics, clock=clock, peers=None if members is None else peers
+            )
+            self.schema_validation = SchemaValidation(
+                self.schema_registry.find_source, now_ms=monotonic_ms
+            )
             self.groups = Groups(
                 self._topics,
                 Truncations(folder),

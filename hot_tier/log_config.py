@@ -278,6 +278,14 @@ KEYS: Final[tuple[ConfigKey, ...]] = (
         "segment.bytes, segment.ms and a tenth of retention.*; those that are on local disk too, "
         "and compacted topics, are left as they are; -1: never. Not one of Kafka's keys.",
     ),
+    ConfigKey(
+        "schema.validation",
+        "text",
+        "none",
+        "A produced value has to begin with the id of a schema of the subject <topic>-value (id), "
+        "and to be what that schema says (full). Not one of Kafka's keys.",
+        choices=("none", "id", "full"),
+    ),
 )
 KEYS_BY_NAME: Final[Mapping[str, ConfigKey]] = {key.name: key for key in KEYS}
 
@@ -315,6 +323,7 @@ class LogConfig:
     flush_ms: int
     offload_max_lag_ms: int
     cold_merge_min_bytes: int
+    schema_validation: str
     overrides: Mapping[str, ConfigValue]
 
     @classmethod

@@ -91,6 +91,10 @@ class InvalidTimestamp(InvalidRecord):
     """A record's timestamp is out of the topic's bounds (Kafka's INVALID_TIMESTAMP)."""
 
 
+class SchemaMismatch(InvalidRecord):
+    """A record's value is not of a schema of its topic (`schema.validation`)."""
+
+
 class InvalidConfig(InvalidRequest):
     """A topic configuration with an unknown key or an invalid value."""
 

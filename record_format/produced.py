@@ -18,7 +18,7 @@ The checks are those of Kafka's LogValidator and UnifiedLog.analyzeAndValidateRe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -51,9 +51,17 @@ from tierlog.record_format.errors import (
     InvalidTimestamp,
     RecordTooLarge,
     RequestTooLarge,
+    SchemaMismatch,
     TooManyRecords,
 )
-from tierlog.record_format.record_walk import I64_MAX, Walk, WalkRequest, walk
+from tierlog.record_format.record_walk import (
+    I64_MAX,
+    NO_FIELDS,
+    Fields,
+    Walk,
+    WalkRequest,
+    walk,
+)
 
 
 @dataclass(slots=True)
@@ -208,9 +216,21 @@ _NAMED_MAX: Final = 100  # of the records that are refused: their batch is, as a
 KEY_REQUIRED: Final = "a compacted topic requires a key in every record"
 
 
+class RefusedValues(NamedTuple):
+    """What is wrong with the first of these records."""
+
+    problem: str
+    records: tuple[int, ...]
+
+
+CheckValues = Callable[[bytes, Sequence[int], Sequence[int]], RefusedValues | None]
+"""Checks the values that begin and end there; a start of -1 is null."""
+
+
 class ProduceLimits(NamedTuple):
     """Limits of the topic and the HTTP server. A timestamp may be `before_max_ms` before `now_ms`,
-    and `after_max_ms` after it. `require_keys` is set for compacted topics.
+    and `after_max_ms` after it. `require_keys` is set for compacted topics, `check_values` for
+    those whose values have schemas.
     """
 
     max_message_bytes: int
@@ -223,6 +243,7 @@ class ProduceLimits(NamedTuple):
     max_records: int = 2**31 - 1
     require_keys: bool = False
     allow_transactions: bool = False
+    check_values: CheckValues | None = None
 
 
 def check_headers(body: Buffer, limits: ProduceLimits) -> list[BatchHeader]:
@@ -334,13 +355,15 @@ def walk_all(body: Buffer, headers: Sequence[BatchHeader], limits: ProduceLimits
                 if header.codec:
                     records = _expand(part, header, left, limits)
                     left -= len(records)
-                found = _walk_one(records, header)
+                found = _walk_one(records, header, with_columns=limits.check_values is not None)
                 refused = _refused_times(records, header, found, limits)
                 if limits.require_keys and refused is None:
                     refused = _refused_keys(records, header)
+                if limits.check_values is not None and refused is None:
+                    refused = _refused_values(records, found.fields, limits.check_values)
             if refused is not None:
                 raise _invalid(index, header, refused)
-            walks.append(found)
+            walks.append(found._replace(fields=NO_FIELDS))
     return walks
 
 
@@ -402,6 +425,11 @@ def _refused_keys(records: Buffer, header: BatchHeader) -> _Refused | None:
     starts = _walk_one(records, header, with_columns=True).fields.key_starts
     refused = [index for index, start in enumerate(starts) if start == -1]
     return _Refused(KEY_REQUIRED, tuple(refused[:_NAMED_MAX])) if refused else None
+
+
+def _refused_values(records: Buffer, fields: Fields, check: CheckValues) -> _Refused | None:
+    found = check(bytes(records), fields.value_starts, fields.value_ends)
+    return None if found is None else _Refused(*found, SchemaMismatch)
 
 
 def timestamp_problem(timestamp: int, limits: ProduceLimits) -> str:

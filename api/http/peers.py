@@ -22,10 +22,12 @@ from tierlog.broker.cluster.peers import (
     LeaderReport,
     Marker,
     Reassigned,
+    SchemaCall,
     TransactionPart,
 )
 from tierlog.broker.data_folder import TopicIdPartition
 from tierlog.broker.replication.messages import Fetched, ReplicaFetch
+from tierlog.broker.schema_registry.formats import Source
 from tierlog.broker.share_coordinator.share_state import StateAnswer, StateCall
 from tierlog.record_format.errors import ConfigurationError, PeerUnavailable
 from tierlog.record_format.topic_rules import ConfigValue
@@ -133,6 +135,9 @@ class HttpPeers:
     def ask_share_states(self, url: str, calls: Sequence[StateCall]) -> list[StateAnswer]:
         place = f"{url}/v1/cluster/share-states"
         return self._read("POST", place, list[StateAnswer], {"calls": calls})
+
+    def find_schema(self, url: str, call: SchemaCall) -> list[Source]:
+        return self._read("POST", f"{url}/v1/cluster/schemas", list[Source], call)
 
     def _report(self, method: str, url: str, document: object = None) -> LeaderReport:
         return self._read(method, url, LeaderReport, document)

@@ -204,6 +204,9 @@ _SIZES = _take("limit_bytes", "size_bytes")
 TABLE: Final[Mapping[type[Exception], Kind]] = {
     errors.InvalidRequest: Kind(400, "invalid-request", "The request is not valid", _errors),
     errors.InvalidRecord: Kind(400, "invalid-record", "A record was refused", _errors),
+    errors.SchemaMismatch: Kind(
+        422, "schema-mismatch", "A record's value has no schema of its topic", _errors
+    ),
     errors.InvalidConfig: Kind(400, "invalid-config", "The configuration is not valid", _errors),
     errors.InvalidTopicName: Kind(
         400, "invalid-topic-name", "The topic name is not valid", _errors

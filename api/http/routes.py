@@ -22,9 +22,16 @@ from tierlog.api.http.produce.handlers import new_producer, produce_to_partition
 from tierlog.api.http.registry.calls import REGISTRY_CALLS
 from tierlog.broker.background.copier import Offloaded
 from tierlog.broker.background.merger import Merged
-from tierlog.broker.cluster.peers import GroupConfigCall, LeaderReport, Reassigned, TransactionPart
+from tierlog.broker.cluster.peers import (
+    GroupConfigCall,
+    LeaderReport,
+    Reassigned,
+    SchemaCall,
+    TransactionPart,
+)
 from tierlog.broker.replication.messages import ReplicaFetch
 from tierlog.broker.reports import StorageReport
+from tierlog.broker.schema_registry.formats import Source
 from tierlog.broker.share_coordinator.share_state import StateAnswer
 from tierlog.broker.topics import TopicState
 from tierlog.record_format.findings import VerifyReport
@@ -72,6 +79,7 @@ WRITING: Final = (
     "not-enough-replicas",
     "leader-changed",
     "invalid-record",
+    "schema-mismatch",
     "record-too-large",
     "leadership-lost",
     "log-offline",
@@ -872,6 +880,18 @@ _CLUSTER_CALLS: Final = (
             )
         },
         problems=("not-in-cluster",),
+    ),
+    _cluster_call(
+        method="POST",
+        path="/v1/cluster/schemas",
+        endpoint=cluster.find_schema,
+        summary="A partition's leader asks the schema registry's, to check values",
+        description="The kind and text of the schema with this id, and the names and texts of what "
+        "it refers to, if the subject has it; else nothing.",
+        body={JSON: Body(schema=SchemaCall, example={"subject": "flights-value", "schema_id": 1})},
+        response={JSON: Body(schema=list[Source], example=[["AVRO", '"string"', []]])},
+        problems=("not-in-cluster", *ELSEWHERE),
+        only_reads=True,
     ),
     _cluster_call(
         method="POST",

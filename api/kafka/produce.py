@@ -198,6 +198,9 @@ class _Produce:
             batch_max_bytes=expanded_max_bytes,
             records=self._call.context.settings.records_max,
             transactions=True,
+            check_values=self._call.context.broker.schema_validation.checks(
+                partition.topic, config.schema_validation
+            ),
         )
         if self._transactional_id is None:
             _refuse_transactions(records)
@@ -350,6 +353,8 @@ def _work_bytes(piece: _Piece) -> int:
     """Estimate the work of checking it, in bytes of an uncompressed batch of few records."""
     if piece.partition is None:
         return 0
+    if piece.partition.config.schema_validation != "none":  # a schema may have to be looked for
+        return _INLINE_BYTES + 1
     size_bytes = len(piece.records)
     is_plain = is_small_uncompressed_batch(piece.records)
     if is_plain and stays_as_produced(piece.partition.config.compression_type):

@@ -11,6 +11,7 @@ from tierlog.record_format import codecs
 from tierlog.record_format.batch import CREATE_TIME, LOG_APPEND_TIME, parse_header
 from tierlog.record_format.errors import CorruptBatch
 from tierlog.record_format.produced import (
+    CheckValues,
     ProducedBatches,
     ProduceLimits,
     check_produced,
@@ -30,6 +31,7 @@ def limits_of(
     batch_max_bytes: int,
     records: int,
     transactions: bool = False,
+    check_values: CheckValues | None = None,
 ) -> ProduceLimits:
     """The batches may decompress to `expanded_max_bytes`, each to `batch_max_bytes`, and have this
     many records.
@@ -45,6 +47,7 @@ def limits_of(
         max_records=records,
         require_keys=config.compacts,
         allow_transactions=transactions,
+        check_values=check_values,
     )
 
 

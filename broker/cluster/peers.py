@@ -10,6 +10,7 @@ import msgspec
 from tierlog.broker.cluster.leaders import LedPartition, Report
 from tierlog.broker.data_folder import TopicIdPartition
 from tierlog.broker.replication.messages import Fetched, ReplicaFetch
+from tierlog.broker.schema_registry.formats import Source
 from tierlog.broker.share_coordinator.share_state import StateAnswer, StateCall
 from tierlog.record_format.topic_rules import ConfigValue
 
@@ -99,6 +100,13 @@ class GroupConfigCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     config: dict[str, ConfigValue | None] = {}
 
 
+class SchemaCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """To the leader of `_schemas`: the schema with this id, if the subject has it."""
+
+    subject: str
+    schema_id: int
+
+
 class Peers(Protocol):
     """Every call raises PeerUnavailable if the broker does not answer, or not in time."""
 
@@ -159,4 +167,8 @@ class Peers(Protocol):
 
     def ask_share_states(self, url: str, calls: Sequence[StateCall]) -> list[StateAnswer]:
         """Have who keeps these states there carry the calls out, in order; durably."""
+        ...
+
+    def find_schema(self, url: str, call: SchemaCall) -> list[Source]:
+        """The schema, or nothing."""
         ...

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from io import BytesIO
 from typing import Any, Final
 
 import fastavro
@@ -12,6 +13,7 @@ from tierlog.broker.schema_registry.avro_compatibility import (
     PRIMITIVES,
     Types,
     avro_incompatibilities,
+    named,
 )
 from tierlog.broker.schema_registry.json_text import Malformed, decode_text, encode_text
 
@@ -36,12 +38,59 @@ class AvroSchema:
         if problem is not None:
             raise Malformed(problem)
         self.types = Types(_parse(document, names), names)
+        self._has_empty_items = _empty_items(self.types.schema, names, set())
         self.text = encode_text(document)
         self.identity = encode_text(_plain(self.types.schema), sort=True)
 
     def incompatibilities(self, writer: AvroSchema) -> list[str]:
         """Why this schema cannot read what was written with that one; empty if it can."""
         return avro_incompatibilities(self.types, writer.types)
+
+    def check_value(self, encoded: bytes) -> None:
+        """Raises Malformed."""
+        if self._has_empty_items:
+            raise Malformed("it has an array of what takes no bytes, which may be of any length")
+        stream = BytesIO(encoded)
+        try:
+            fastavro.schemaless_reader(stream, self.types.schema, None)
+        except (EOFError, ArithmeticError, RecursionError, StopIteration) as error:
+            raise Malformed(f"it ends early, or is damaged: {type(error).__name__}") from error
+        except (ValueError, LookupError, TypeError, MemoryError) as error:
+            raise Malformed(str(error)[:500] or type(error).__name__) from error
+        if stream.tell() != len(encoded):
+            raise Malformed(f"{len(encoded) - stream.tell()} bytes follow its end")
+
+
+def _empty_items(schema: Any, names: Mapping[str, Any], seen: set[str]) -> bool:
+    """Whether it has an array of what takes no bytes: a few bytes may be one of any length."""
+    schema = named(schema, names)
+    if isinstance(schema, list):
+        return any(_empty_items(branch, names, seen) for branch in schema)
+    if not isinstance(schema, dict):
+        return False
+    if schema["type"] == "array":
+        items = schema["items"]
+        return _is_empty(items, names, set()) or _empty_items(items, names, seen)
+    if schema["type"] == "map":
+        return _empty_items(schema["values"], names, seen)
+    if "fields" not in schema or schema["name"] in seen:
+        return False
+    seen.add(schema["name"])
+    return any(_empty_items(field["type"], names, seen) for field in schema["fields"])
+
+
+def _is_empty(schema: Any, names: Mapping[str, Any], within: set[str]) -> bool:
+    schema = named(schema, names)
+    if not isinstance(schema, dict):
+        return bool(schema == "null")
+    if schema["type"] == "null":
+        return True
+    if schema["type"] == "fixed":
+        return bool(schema["size"] == 0)
+    if "fields" not in schema or schema["name"] in within:
+        return "fields" in schema
+    inner = within | {schema["name"]}
+    return all(_is_empty(field["type"], names, inner) for field in schema["fields"])
 
 
 def _parse(document: Any, names: dict[str, Any]) -> Any:

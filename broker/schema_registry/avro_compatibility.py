@@ -43,7 +43,7 @@ class _Comparison:
         self._known: set[tuple[str, str]] = set()  # pairs of records, compared or being compared
 
     def compare(self, reader: Any, writer: Any, path: str) -> Iterator[str]:
-        reader, writer = _named(reader, self._reader_names), _named(writer, self._writer_names)
+        reader, writer = named(reader, self._reader_names), named(writer, self._writer_names)
         kind, written = _kind(reader), _kind(writer)
         if written == "union":
             for index, branch in enumerate(writer):
@@ -99,7 +99,7 @@ class _Comparison:
                 yield _problem("READER_FIELD_MISSING_DEFAULT_VALUE", at, field["name"])
 
     def _has_enum_default(self, schema: Any) -> bool:
-        found = _named(schema, self._reader_names)
+        found = named(schema, self._reader_names)
         return _kind(found) == "enum" and "default" in found
 
 
@@ -109,7 +109,7 @@ def _compare_symbols(reader: Any, writer: Any, path: str) -> Iterator[str]:
         yield _problem("MISSING_ENUM_SYMBOLS", f"{path}symbols", f"[{', '.join(missing)}]")
 
 
-def _named(schema: Any, names: Mapping[str, Any]) -> Any:
+def named(schema: Any, names: Mapping[str, Any]) -> Any:
     """The type that a name stands for; `{"type": …}` around a type without attributes that count is
     left out.
     """

@@ -39,6 +39,9 @@ class Parsed(Protocol):
     identity: str
 
     def incompatibilities(self, writer: Self, /) -> list[str]: ...
+    def check_value(self, encoded: bytes, /) -> None:
+        """A value without its head. Raises Malformed."""
+        ...
 
 
 def parse_schema(source: Source) -> Parsed:

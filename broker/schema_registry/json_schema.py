@@ -5,6 +5,7 @@ Nothing is ever fetched: what a schema refers to is in the registry, or it is re
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ class JsonSchema:
         if not isinstance(schema, dict | bool):
             raise Malformed("neither an object nor a boolean")
         others = {name: decode_text(one) for name, one in dependencies}
-        self.validator = _validator(schema, list(others.items()))
+        self._validator = _validator(schema, list(others.items()))
         self.text = encode_text(schema)
         self.identity = encode_text(schema, sort=True)
         documents: dict[str, Document] = {}
@@ -36,6 +37,17 @@ class JsonSchema:
             return json_incompatibilities(writer._document, self._document)
         except RecursionError as error:
             raise Malformed("nested too deeply") from error
+
+    def check_value(self, encoded: bytes) -> None:
+        """Raises Malformed."""
+        try:
+            value = json.loads(encoded)
+            error = next(iter(self._validator.iter_errors(value)), None)
+        except (ValueError, RecursionError) as reason:
+            raise Malformed(f"not JSON: {reason}") from reason
+        if error is not None:
+            path = "".join(f"/{part}" for part in error.instance_path)
+            raise Malformed(f"{path or '/'}: {error.message[:500]}")
 
 
 def _validator(schema: Any, others: list[tuple[str, Any]]) -> jsonschema_rs.Validator:

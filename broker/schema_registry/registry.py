@@ -21,6 +21,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import structlog
 
+from tierlog.broker.cluster.peers import Peers, SchemaCall
 from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.offset_log import WINDOW_BYTES, records_of
 from tierlog.broker.partition import Partition
@@ -53,6 +54,7 @@ from tierlog.hot_tier.log_writer import Acks
 from tierlog.record_format.errors import (
     IncompatibleSchema,
     InvalidSchema,
+    NotLeader,
     OffsetMismatch,
     OffsetTrimmed,
     RecordTooLarge,
@@ -87,8 +89,12 @@ class Identity(NamedTuple):
 
 
 class SchemaRegistry:
-    def __init__(self, topics: LiveTopics, *, clock: Callable[[], int]) -> None:
-        self._topics, self._clock = topics, clock
+    """`peers`: in a cluster."""
+
+    def __init__(
+        self, topics: LiveTopics, *, clock: Callable[[], int], peers: Peers | None = None
+    ) -> None:
+        self._topics, self._clock, self._peers = topics, clock, peers
         self._lock = threading.RLock()
         self._partition: Partition | None = None  # that the state is of
         self._next_offset = 0
@@ -232,6 +238,28 @@ class SchemaRegistry:
             return found
 
         return self.read(look)
+
+    def source_here(self, subject: str, schema_id: int) -> Source | None:
+        """The schema with this id, if the subject has it, or had. Raises InvalidSchema, and as
+        `read` does.
+        """
+
+        def look(state: RegistryState) -> Source | None:
+            schema = state.schema(schema_id)
+            is_its = schema is not None and state.has_id(subject, schema_id)
+            return _source(state, schema) if schema is not None and is_its else None
+
+        return self.read(look)
+
+    def find_source(self, subject: str, schema_id: int) -> Source | None:
+        """As `source_here`, or by asking the leader. Raises PeerUnavailable, too."""
+        try:
+            return self.source_here(subject, schema_id)
+        except NotLeader as elsewhere:
+            if self._peers is None:
+                raise
+            found = self._peers.find_schema(elsewhere.url, SchemaCall(subject, schema_id))
+            return found[0] if found else None
 
     def problems_with(self, subject: str, schema: Schema, number: int | None) -> list[str]:
         """Why the schema is incompatible with a version, or, with None, with those that the

@@ -17,10 +17,12 @@ from tierlog.broker.cluster.peers import (
     LeaderReport,
     Marker,
     Reassigned,
+    SchemaCall,
     TransactionPart,
 )
 from tierlog.broker.partition import Partition
 from tierlog.broker.replication.messages import Answered, Fetched, ReplicaFetch
+from tierlog.broker.schema_registry.formats import Source
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.share_coordinator.share_state import StateAnswer, StateCall
 from tierlog.host.file_slice import close_all
@@ -95,6 +97,11 @@ class DirectPeers:
     def ask_share_states(self, url: str, calls: Sequence[StateCall]) -> list[StateAnswer]:
         self.cluster(url)
         return self.brokers[url].share_groups.answer_states(calls)
+
+    def find_schema(self, url: str, call: SchemaCall) -> list[Source]:
+        self.cluster(url)
+        found = self.brokers[url].schema_registry.source_here(call.subject, call.schema_id)
+        return [] if found is None else [found]
 
 
 def _received(one: Answered) -> Fetched:

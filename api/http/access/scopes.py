@@ -107,6 +107,7 @@ NEEDS: Final[Mapping[tuple[str, str], Need]] = {
     ("POST", "/v1/cluster/transaction-markers"): Need(CLUSTER, whole=True),
     ("POST", "/v1/cluster/group-configs"): Need(CLUSTER, whole=True),
     ("POST", "/v1/cluster/share-states"): Need(CLUSTER, whole=True),
+    ("POST", "/v1/cluster/schemas"): Need(CLUSTER, whole=True),
     ("POST", "/v1/replica/fetch"): Need(CLUSTER, whole=True),
     ("POST", "/v1/cluster/rebalance"): Need(ADMIN, whole=True),
     ("POST", _BROKER + "/drain"): Need(CLUSTER, whole=True),

@@ -31,7 +31,7 @@ from tierlog.api.http.schemas import (
     PlannedMove,
     PlannedMoves,
 )
-from tierlog.broker.cluster.peers import GroupConfigCall, Marker, TransactionPart
+from tierlog.broker.cluster.peers import GroupConfigCall, Marker, SchemaCall, TransactionPart
 from tierlog.broker.share_coordinator.share_state import StateCall
 from tierlog.broker.share_state_peers import CALLS_MAX
 from tierlog.record_format.errors import NotInCluster, UnknownBroker
@@ -143,6 +143,15 @@ async def ask_share_states(
 ) -> Response:
     _cluster_of(context)
     return JsonResponse(await context.write(context.broker.share_groups.answer_states, body.calls))
+
+
+async def find_schema(
+    context: TheContext, body: Annotated[SchemaCall, body_as(SchemaCall)]
+) -> Response:
+    _cluster_of(context)
+    source_here = context.broker.schema_registry.source_here
+    found = await context.read(source_here, body.subject, body.schema_id)
+    return JsonResponse([] if found is None else [found])
 
 
 async def move_leader(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
+from itertools import accumulate
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -41,11 +42,13 @@ from tierlog.record_format.errors import (
     InvalidRecord,
     LogOfflineError,
     RecordTooLarge,
+    SchemaMismatch,
     TierlogError,
     TransactionRefused,
 )
 from tierlog.record_format.produced import (
     KEY_REQUIRED,
+    CheckValues,
     ProducedBatches,
     ProduceLimits,
     build_produced,
@@ -136,6 +139,8 @@ def _build(
     if limits.require_keys and (columns.keys is None or None in columns.keys):
         row = 0 if columns.keys is None else columns.keys.index(None)
         raise _invalid(columns.path(row, "key"), KEY_REQUIRED)
+    if limits.check_values is not None:
+        _check_values(columns, limits.check_values)
     return build_produced(
         columns.values,
         timestamps=_timestamps(columns, limits),
@@ -148,6 +153,21 @@ def _build(
         base_sequence=producer.base_sequence,
         transactional=limits.allow_transactions,
     )
+
+
+def _check_values(columns: RecordColumns, check: CheckValues) -> None:
+    """Raises SchemaMismatch."""
+    sizes = [0 if value is None else len(value) for value in columns.values]
+    ends = list(accumulate(sizes))
+    starts = [
+        -1 if value is None else end - size
+        for value, size, end in zip(columns.values, sizes, ends, strict=True)
+    ]
+    found = check(b"".join(filter(None, columns.values)), starts, ends)
+    if found is not None:
+        loc = columns.path(found.records[0], "value")
+        problem = found.problem.partition(": ")[2]
+        raise SchemaMismatch(f"{loc}: {problem}", problems=(FieldProblem(loc, problem),))
 
 
 def _timestamps(columns: RecordColumns, limits: ProduceLimits) -> list[int]:

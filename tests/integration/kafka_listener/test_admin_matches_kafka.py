@@ -314,7 +314,8 @@ def test_configurations_are_listed_alike(filled: Clusters) -> None:
         assert result["error_code"] == 0
         seen.append({one["name"]: one for one in result["configs"]})
     both = seen[0].keys() & seen[1].keys()
-    assert {key.name for key in KEYS} - both <= {"offload.max.lag.ms", "cold.merge.min.bytes"}
+    ours = {"offload.max.lag.ms", "cold.merge.min.bytes", "schema.validation"}
+    assert {key.name for key in KEYS} - both <= ours
     for name in both:
         for field in ("config_type", "config_source", "read_only", "is_sensitive"):
             if name != "max.message.bytes" and field == "config_source":
