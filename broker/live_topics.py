@@ -57,6 +57,7 @@ from tierlog.hot_tier.log_config import LogConfig
 from tierlog.record_format.errors import (
     CorruptDataError,
     FieldProblem,
+    InvalidConfig,
     InvalidPartitionCount,
     InvalidRequest,
     ShuttingDown,
@@ -275,11 +276,21 @@ class LiveTopics:
         check_topic_name(name)
         parsed = LogConfig.parse(config)
         check_min_in_sync(parsed, factor=factor)
+        self._check_may_have_sets(parsed)
         check_partition_count(partitions)
         if name in self._topics:
             raise TopicExists(f"topic {name!r} already exists")
         self._check_letter_case(name)
         return parsed
+
+    def _check_may_have_sets(self, config: LogConfig) -> None:
+        """Raises InvalidConfig."""
+        if config.replication_store != "none" and self.replicas is None:
+            why = "the bucket is a replica in a cluster alone: start the broker with --join"
+            raise InvalidConfig(
+                f"replication.store: {why}",
+                problems=(FieldProblem("config.replication.store", why),),
+            )
 
     def _check_letter_case(self, name: str) -> None:
         """On a Mac's disk, names that differ in letter case alone would be one folder."""
@@ -318,6 +329,7 @@ class LiveTopics:
             self.check_added_replicas(name, replicas)
             topic, before = self._find_owned(name)
             changed, record = _altered(topic, before, config=config, partitions=partitions)
+            self._check_may_have_sets(changed)
             self.registry.put_topics(record)
             topic.add_partitions(self._added_partitions(topic, record, before=before))
             topic.record, topic.config = record, changed
@@ -338,7 +350,8 @@ class LiveTopics:
     ) -> None:
         """Raise what `alter` would."""
         topic, before = self._find_owned(name)
-        _altered(topic, before, config=config, partitions=partitions)
+        changed, _ = _altered(topic, before, config=config, partitions=partitions)
+        self._check_may_have_sets(changed)
 
     def _added_partitions(
         self, topic: Topic, record: TopicRecord, *, before: TopicRecord

@@ -88,6 +88,8 @@ class BrokerSettings:
     replica_lag_time_max_ms: int = 10_000
     replica_fetch_wait_max_ms: int = 500
     replica_fetch_max_bytes: int = 8 * MIB
+    store_flush_ms: int = 250
+    store_flush_max_bytes: int = 8 * MIB
 
     prices: PriceTable = field(default_factory=PriceTable)
 

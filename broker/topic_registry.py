@@ -26,6 +26,7 @@ from tierlog.record_format.errors import ShuttingDown
 from tierlog.record_format.topic_rules import ConfigValue
 
 INTERNAL_PREFIX: Final = "__"
+REPLICATION_STORE: Final = "replication.store"
 
 
 class TopicRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,8 +50,10 @@ class TopicRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def is_replicated(self) -> bool:
-        """Whether several brokers have each partition: their set says who leads."""
-        return self.replication_factor > 1
+        """Whether several brokers have each partition, or the bucket as one more: a set says who
+        leads.
+        """
+        return self.replication_factor > 1 or self.config.get(REPLICATION_STORE, "none") != "none"
 
     @property
     def internal(self) -> bool:

@@ -74,7 +74,7 @@ def _problem(chosen: Sequence[int], *, living: Collection[int], factor: int | No
 def check_min_in_sync(config: LogConfig, *, factor: int) -> None:
     """Raises InvalidConfig for a topic that could never be written with acks=all."""
     wanted = config.min_in_sync(factor)
-    if wanted > factor:
+    if wanted > factor + (config.replication_store != "none"):
         why = f"{MIN_IN_SYNC} is {wanted}, and the topic's partitions have {factor} replica(s)"
         raise InvalidConfig(why, problems=(FieldProblem(f"config.{MIN_IN_SYNC}", why),))
 

@@ -58,7 +58,8 @@ class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
     """`leader`, and the node ids of those that have it and that are in sync: left out by a broker
     that answers for its part alone. One that is alone names itself as the leader. `replica_lags`:
     by how many offsets each of `replicas` is behind the log end, -1 if its leader does not know.
-    Those that are being added and removed: left out if there are none.
+    Those that are being added and removed: left out if there are none; `store_in_sync`: left out
+    unless the bucket is a replica in sync.
     """
 
     partition: int
@@ -78,6 +79,7 @@ class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
     replica_lags: list[int] | UnsetType = UNSET
     adding_replicas: list[int] | UnsetType = UNSET
     removing_replicas: list[int] | UnsetType = UNSET
+    store_in_sync: bool | UnsetType = UNSET
 
 
 class DamagedState(msgspec.Struct, frozen=True):

@@ -187,6 +187,15 @@ KEYS: Final[tuple[ConfigKey, ...]] = (
         "On by default here, off in Kafka.",
     ),
     ConfigKey(
+        "replication.store",
+        "text",
+        "none",
+        "Whether the bucket is one of the replicas in sync, in a cluster: what is acknowledged is "
+        "there, within `store.flush.ms`, before it is. `stand-in`: only while fewer replicas than "
+        "`min.insync.replicas` are in sync without it. Not in Kafka.",
+        choices=("none", "stand-in", "always"),
+    ),
+    ConfigKey(
         "cleanup.policy",
         "list",
         "delete",
@@ -307,6 +316,7 @@ class LogConfig:
     local_retention_ms: int
     local_retention_bytes: int
     remote_storage_enable: bool
+    replication_store: str
     cleanup_policy: str
     compression_type: str
     max_message_bytes: int
@@ -365,11 +375,14 @@ class LogConfig:
         """`min.insync.replicas` of a topic with so many replicas."""
         if MIN_IN_SYNC in self.overrides:
             return self.min_insync_replicas
-        return min(MIN_IN_SYNC_DEFAULT, replication_factor)
+        with_store = self.replication_store == "always"
+        return min(MIN_IN_SYNC_DEFAULT, replication_factor + with_store)
 
     def effective_min_in_sync(self, replicas: int) -> int:
-        """What `acks=all` needs in a partition with so many: no more than all, as in Kafka."""
-        return min(self.min_in_sync(replicas), replicas)
+        """What `acks=all` needs in a partition with so many: no more than all, as in Kafka, and the
+        bucket if that may be one more.
+        """
+        return min(self.min_in_sync(replicas), replicas + (self.replication_store != "none"))
 
     @property
     def compacts(self) -> bool:

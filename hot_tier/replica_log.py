@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import NamedTuple
 
 from tierlog.host.file_slice import FileSlice, close_all
@@ -29,12 +30,13 @@ from tierlog.hot_tier.roll import roll
 
 
 class ReplicaRead(NamedTuple):
-    """Whole batches of one segment, for a follower. It rolls at `segment_base_offset` first, also
-    if there are none: then the log goes on there.
+    """Whole batches of one segment, up to `end_offset`, for a follower. It rolls at
+    `segment_base_offset` first, also if there are none: then the log goes on there.
     """
 
     slices: tuple[FileSlice, ...]
     segment_base_offset: int
+    end_offset: int
 
     def close(self) -> None:
         close_all(self.slices)
@@ -91,15 +93,14 @@ class ReplicaLog:
     # --- a leader's side --------------------------------------------------------------------------
 
     def read_for_replica(
-        self, offset: int, *, max_bytes: int, wait: Wait = Wait.WAIT
+        self, offset: int, *, max_bytes: int, end_offset: int | None = None, wait: Wait = Wait.WAIT
     ) -> ReplicaRead:
-        """The batches from `offset` up to the log's end, flushed or not, of one segment: at least
-        one if there is one. Raises OffsetTrimmed (below the first local segment; the log start does
-        not matter), OffsetPastEnd, CorruptDataError, WouldBlock.
+        """The batches from `offset` up to `end_offset` (default: the log's end, flushed or not), of
+        one segment: at least one if there is one. Raises OffsetTrimmed (below the first local
+        segment; the log start does not matter), OffsetPastEnd, CorruptDataError, WouldBlock.
         """
-        return read_consistently(
-            self._state, lambda: _read(self._state, offset, max_bytes=max_bytes, wait=wait), wait
-        )
+        read = partial(_read, self._state, offset, end_offset, max_bytes=max_bytes, wait=wait)
+        return read_consistently(self._state, read, wait)
 
     # --- a follower's side ------------------------------------------------------------------------
 
@@ -130,8 +131,11 @@ class ReplicaLog:
             begin_anew_at(self._state, offset, producers, save_recovery_point)
 
 
-def _read(state: LogState, offset: int, *, max_bytes: int, wait: Wait) -> ReplicaRead:
-    segments, end_offset = state.segments, state.log_end_offset
+def _read(
+    state: LogState, offset: int, end_offset: int | None, *, max_bytes: int, wait: Wait
+) -> ReplicaRead:
+    segments = state.segments
+    end_offset = state.log_end_offset if end_offset is None else end_offset
     number = segments.number_of(offset)
     if number < 0:
         raise state.offsets.trimmed(f"offset {offset} is below the first local segment")
@@ -142,5 +146,5 @@ def _read(state: LogState, offset: int, *, max_bytes: int, wait: Wait) -> Replic
             state, segment, offset, max_bytes=max_bytes, end_offset=end_offset, wait=wait
         )
         if found is not None:
-            return ReplicaRead((found[0],), segment.base_offset)
-    return ReplicaRead((), segments.bases[-1])
+            return ReplicaRead((found[0],), segment.base_offset, found[1])
+    return ReplicaRead((), segments.bases[-1], end_offset)

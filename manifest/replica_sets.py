@@ -27,12 +27,14 @@ from tierlog.record_format.errors import CorruptManifest
 KIND_REPLICA_SET: Final = "replica-set"
 MAX_REPLICA_SET_BYTES: Final = 64 * 1024
 VERSIONS_KEPT: Final = 4
+STORE: Final = "store"  # no replica's id: they have a dot
 
 
 class ReplicaSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One version. `replicas`: node ids, the preferred leader first. `in_sync`, `leader`: replica
     ids (`broker.replication.election`); no leader: whoever is in sync may claim at once. `target`:
     the replicas that there are to be, until there are; `original`: those that there were before.
+    `wal`: the write-ahead chain that makes the bucket, STORE, one of those in sync.
     """
 
     topic_id: str
@@ -44,6 +46,7 @@ class ReplicaSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     in_sync: tuple[str, ...]
     target: tuple[int, ...] = ()
     original: tuple[int, ...] = ()
+    wal: str | None = None
     nonce: str = ""
 
 
@@ -132,6 +135,8 @@ def _problem(one: ReplicaSet) -> str:
         return "it has no replicas"
     if not one.in_sync or len(set(one.in_sync)) < len(one.in_sync):
         return f"replicas in sync are {list(one.in_sync)}"
+    if (STORE in one.in_sync) is (one.wal is None):
+        return f"replicas in sync are {list(one.in_sync)}, with the chain {one.wal}"
     if one.leader is not None and one.leader not in one.in_sync:
         return f"leader {one.leader} is not in sync"
     if one.version < 1 or one.leader_epoch < 0:

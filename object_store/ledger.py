@@ -19,9 +19,10 @@ from typing import Literal, NamedTuple
 from tierlog.record_format.errors import MissingObject, ObjectExists, StoreUnreachable
 
 Operation = Literal["put", "get", "head", "list", "delete"]
-Purpose = Literal["offload", "cold_read", "manifest", "list", "delete", "probe"]
+Purpose = Literal["offload", "cold_read", "manifest", "write_ahead", "list", "delete", "probe"]
 
 PROBE_PREFIX = "probe/"
+WRITE_AHEAD_PREFIX = "wal/"
 
 Outcome = Literal["done", "missing", "exists", "failed", "unreachable"]
 
@@ -78,6 +79,8 @@ def purpose_of(operation: Operation, key: str) -> Purpose:
         return "probe"
     if operation in {"list", "delete"}:
         return "list" if operation == "list" else "delete"
+    if key.startswith(WRITE_AHEAD_PREFIX):
+        return "write_ahead"
     if "/segments/" not in key:
         return "manifest"
     return "cold_read" if operation == "get" else "offload"

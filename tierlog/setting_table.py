@@ -189,6 +189,18 @@ TABLE: Final[tuple[Setting, ...]] = (
         "Bytes of batches in one answer to a replica; one batch may be larger. A broker has one "
         "answer of each leader that it follows in memory.",
     ),
+    _broker(
+        "store.flush.ms",
+        (Kind.MS, 10, 60_000),
+        "How often what topics with `replication.store` have got is written to the bucket, by one "
+        "PUT for all partitions that this broker leads.",
+    ),
+    _broker(
+        "store.flush.max.bytes",
+        (Kind.BYTES, KIB, 2**30),
+        "Bytes of batches in one of these objects, of which four may be in memory; one batch may "
+        "be larger. An object that is full is followed by the next at once.",
+    ),
     _serve(
         "insecure.no.auth", Kind.SWITCH, "Listen on any address without tokens: anyone may call."
     ),

@@ -202,6 +202,7 @@ def _with_set(cluster: Cluster, topic: Topic, partition: PartitionState) -> Part
         replica_lags=found.lags,
         adding_replicas=list(found.adding) or UNSET,
         removing_replicas=list(found.removing) or UNSET,
+        store_in_sync=found.has_store or UNSET,
     )
 
 

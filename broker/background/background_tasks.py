@@ -146,6 +146,9 @@ LOOK_INTERVAL_S: Final = 0.5  # whether it is time to look who lives
 REPLICAS_INTERVAL_S: Final = 0.5  # what is due for the replicas
 
 
+WRITE_AHEAD_INTERVAL_S: Final = 60.0
+
+
 REPORT_INTERVAL_S: Final = 1.0  # what the other brokers lead, asked of them
 
 
@@ -254,6 +257,7 @@ class BackgroundTasks:
             task("cluster", cluster.run_round, interval_s=REPORT_INTERVAL_S),
             task("balance", cluster.moves.run_round, interval_s=REPORT_INTERVAL_S),
             task("replicas", cluster.replicas.run_round, interval_s=replicas_s),
+            task("write-ahead", cluster.collect_write_ahead, interval_s=WRITE_AHEAD_INTERVAL_S),
             task("group-configs", group_configs.load, interval_s=REPORT_INTERVAL_S),
         )
         self._tasks += tasks

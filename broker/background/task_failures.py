@@ -49,6 +49,7 @@ RoundTask = Literal[
     "balance",
     "replicas",
     "group-configs",
+    "write-ahead",
 ]
 TASKS: Final[tuple[str, ...]] = get_args(PartitionTask) + get_args(RoundTask)
 _REPORTED_AS_SUCH: Final = (FencedError, LogOfflineError, ShuttingDown, UnknownTopic)

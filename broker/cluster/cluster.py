@@ -38,6 +38,7 @@ from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.log_opener import LogOpener
 from tierlog.broker.partition import Partition
 from tierlog.broker.replication.replicas import THREADS_MAX, Replicas
+from tierlog.broker.replication.write_ahead_garbage import WriteAheadGarbage
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.topic_registry import TopicRecord
 from tierlog.host.threads import Threads
@@ -49,6 +50,7 @@ from tierlog.record_format.errors import (
     OutcomeUnknownError,
     StoreUnavailable,
     TierlogError,
+    UnknownTopic,
     UnknownTopicOrPartition,
 )
 
@@ -81,7 +83,11 @@ class Cluster:
         self.cold = ColdPartitions(bucket, self.leaders)
         self._on_moved = on_moved
         self.news = News(
-            members, self.leaders, peers, settle=self.settle_all, led_here=self._led_here
+            members,
+            self.leaders,
+            peers,
+            settle=partial(self.settle_all, adopts=True),
+            led_here=self._led_here,
         )
         self.replicas = Replicas(
             folder,
@@ -121,13 +127,13 @@ class Cluster:
             interval_ms=settings.rebalance_interval_ms,
         )
         self.hand_over = HandOver(topics, self.news, offload=offload, not_here=self.error_for)
-        first_sets = FirstSets(topics, self.replicas, self.hand_over)
+        self._first_sets = FirstSets(topics, self.replicas, self.hand_over)
         self.reassignments = Reassignments(
             self.moves,
             self.leaders,
             topics,
             replicas=self.replicas.moves,
-            begin_set=first_sets.begin_set,
+            begin_set=self._first_sets.begin_set,
             may_have=self._may_lead,
             look=self.news.read_reports,
         )
@@ -135,10 +141,14 @@ class Cluster:
         topics.choose_factor = self.topics.choose_factor
         topics.replicas = self.replicas
         bucket.names, bucket.is_gone = self.topics.names, self._is_gone
+        self._write_ahead_garbage = WriteAheadGarbage(
+            bucket.store, uploaded_end=self._uploaded_end, follow_topics=self.topics.follow_all
+        )
         self._being_settled: set[TopicIdPartition] = set()
         self._settled = threading.Condition()
         self._look_again_s = self._asked_s = 0.0
         self._has_greeted = False
+        self._session_timeout_s = settings.session_timeout_ms / 1000
 
     def _is_gone(self, folder_id: str) -> bool:
         """Whether no living broker has this data folder."""
@@ -208,7 +218,17 @@ class Cluster:
         if one.is_defunct:
             return None
         offsets = now.leader_epoch, now.log_end_offset, one.cold_end_offset
-        return LedPartition(*offsets, *map(tuple, () if shown is None else shown[2:]))
+        if shown is None:
+            return LedPartition(*offsets)
+        return LedPartition(
+            *offsets,
+            replicas=tuple(shown.replicas),
+            in_sync=tuple(shown.in_sync),
+            lags=tuple(shown.lags),
+            adding=tuple(shown.adding),
+            removing=tuple(shown.removing),
+            has_store=shown.has_store,
+        )
 
     def report(self) -> LeaderReport:
         return LeaderReport.of(self.members.me.node_id, self._led_here())
@@ -240,12 +260,12 @@ class Cluster:
             self.members.refresh()
         self.topics.follow_names(topics)
         self.replicas.look_at(led, leader=sender)
-        self.settle_all(assigned)
+        self.settle_all(assigned, adopts=True)
         return self.report()
 
-    def settle_all(self, places: Iterable[TopicIdPartition]) -> None:
+    def settle_all(self, places: Iterable[TopicIdPartition], *, adopts: bool = False) -> None:
         """Claim what was assigned to this broker; what cannot be claimed now is later."""
-        self.news.in_threads([partial(self._settle, place) for place in places])
+        self.news.in_threads([partial(self._settle, place, adopts=adopts) for place in places])
 
     def _note_moved(self, partition: Partition) -> None:
         """It is led here from now on, or no longer. It may be one of a thousand that a dead broker
@@ -268,25 +288,25 @@ class Cluster:
         is_there = member is not None and member.is_alive
         return member if is_there and node_id != self.members.me.node_id else None
 
-    def _settle(self, place: TopicIdPartition) -> None:
+    def _settle(self, place: TopicIdPartition, *, adopts: bool) -> None:
         try:
             if self.replicas.has(place):
                 self.replicas.settle(place)
                 return
             with self._settling(place):
-                self._settle_new(place)
+                self._settle_new(place, adopts=adopts)
         except UnknownTopicOrPartition:
             pass  # it was deleted meanwhile
         except (TierlogError, OSError) as error:
             log.warning("a partition cannot be claimed", partition=place, error=str(error))
 
-    def _settle_new(self, place: TopicIdPartition) -> None:
+    def _settle_new(self, place: TopicIdPartition, *, adopts: bool) -> None:
         """Of which there is no replica here. Where there was one, the manifest alone says nothing:
         its owner may be the last that uploaded.
         """
         record, was_replica = self._topics.find_by_id(place[0]).record, self.replicas.keeps(place)
         looks_first = was_replica or record.is_replicated
-        if looks_first and (self.replicas.settle(place) or was_replica):
+        if looks_first and (self.replicas.settle(place, adopts=adopts) or was_replica):
             return
         if not self._settle_alone(record, place) and not looks_first:
             self.replicas.settle(place)
@@ -330,7 +350,10 @@ class Cluster:
         if time.monotonic() >= self._look_again_s:
             self._look_again_s = time.monotonic() + LOOK_INTERVAL_S
             self.look_after()
+            if any(self._may_be_stored(place) for place in self._led_by_nobody()):
+                self._look_again_s = time.monotonic() + self._session_timeout_s
         self._note_factors()
+        self._begin_sets()
 
     def _note_factors(self) -> None:
         """Of the topics whose first partition is led here, and is not being reassigned."""
@@ -342,6 +365,38 @@ class Cluster:
                 # It was deleted meanwhile, or has partitions that nobody has had yet.
                 with suppress(UnknownTopicOrPartition, LeaderUnknown):
                     self.topics.note_factor(record, len(shown.replicas))
+
+    def _begin_sets(self) -> None:
+        """Of what is led here alone, in topics that are to have the bucket as a replica by now."""
+        for topic in list(self._topics):
+            if not topic.record.is_replicated or topic.record.replication_factor > 1:
+                continue
+            for one in [one for one in topic.partitions.values() if one.term is None]:
+                try:
+                    self._first_sets.begin_set(one)
+                except (TierlogError, OSError) as error:
+                    log.warning("it has no set yet", partition=str(one), error=str(error))
+
+    def collect_write_ahead(self) -> None:
+        """In the background: delete what the manifests have, of this broker's chains and of those
+        of brokers that do not live, if this one looks after them. Raises StoreUnavailable.
+        """
+        self._bucket.store_status.require_store()
+        garbage, me = self._write_ahead_garbage, self.members.me
+        deleted = garbage.collect(me.folder_id, ended=self.replicas.is_ended_chain)
+        if min(self._may_lead(), default=None) == me.node_id:
+            for folder in filter(self._is_gone, garbage.folders()):
+                deleted += garbage.collect(folder, ended=lambda _: False)
+        if deleted:
+            log.info("write-ahead objects deleted", objects=deleted)
+
+    def _uploaded_end(self, topic_id: str, number: int) -> int:
+        topic = self._topics.find_by_id(topic_id)
+        if (here := topic.partitions.get(number)) is not None:
+            return here.cold_end_offset
+        cold = self._bucket.find_cold_log(topic.record, number)
+        manifest = None if cold is None else cold.load_newest()
+        return 0 if manifest is None else manifest.end_offset
 
     def ask_who_leads(self) -> None:
         """Ask the others now, unless somebody did a moment ago: there is a key whose coordinator
@@ -378,8 +433,8 @@ class Cluster:
             self._assign_again(may_lead)
 
     def _assign_again(self, may_lead: Led) -> None:
-        """Assign to others what was assigned to a broker that does not live, and what has no
-        manifest yet: its creator died. Nothing of it is on any disk.
+        """Assign to others what was assigned to a broker that does not live; what has no manifest
+        yet: its creator died, nothing of it is on any disk; and what only the bucket has.
         """
         placed = place_new(self._led_by_nobody(), may_lead)
         taken = {place: one for place, one in placed.items() if self._assign_to(place, one)}
@@ -390,11 +445,17 @@ class Cluster:
         with suppress(UnknownTopicOrPartition):
             record, number = self._topics.find_by_id(place[0]).record, place[1]
             if self.replicas.has_set(record, number):
-                return False
+                return self.replicas.is_abandoned(record, number)
             if record.is_replicated and not self._bucket.folders_of(record, number):
                 return self.topics.place_replicas_again(record, number)
             folder_id = self.news.folders()[node_id]
             return self._bucket.assign(record, number, folder_id, may_take_from=self._is_gone)
+        return False
+
+    def _may_be_stored(self, place: TopicIdPartition) -> bool:
+        """Whether only the bucket may have it: another broker is to lead it soon."""
+        with suppress(UnknownTopic):
+            return self._topics.find_by_id(place[0]).config.replication_store != "none"
         return False
 
     def _led_by_nobody(self) -> list[TopicIdPartition]:

@@ -121,6 +121,9 @@ class ClusterTopics:
         """Raises what `LiveTopics.alter` does, and StoreUnavailable."""
         topic = self._topics.find(name)
         self._topics.check_added_replicas(name, replicas)
+        role = topic.config.replace(config).replication_store
+        if not topic.record.is_replicated and role != "none":
+            self._check_placed(topic.record)
         if topic.record.is_replicated and (partitions or 0) > topic.record.partitions:
             self.choose_factor(topic.record.replication_factor, replicas)
         self._bucket.store_status.require_store()
@@ -150,17 +153,18 @@ class ClusterTopics:
         change how a partition comes to be whose creator has not said yet who has it.
         """
         self._bucket.store_status.require_store()
-        if (factor > 1) is not record.is_replicated:
+        noted = msgspec.structs.replace(record, replication_factor=factor)
+        if noted.is_replicated is not record.is_replicated:
             self._check_placed(record)
 
-        def noted(before: TopicName | None) -> TopicName:
+        def with_factor(before: TopicName | None) -> TopicName:
             if before is None or before.topic_id != record.topic_id:
                 raise UnknownTopic(record.name)
             if before.partitions != record.partitions:
                 raise LeaderUnknown(f"{record.name} has more partitions now")
             return msgspec.structs.replace(before, replication_factor=factor)
 
-        self.follow(self.names.change_name(record.name, noted), dirty=True)
+        self.follow(self.names.change_name(record.name, with_factor), dirty=True)
         self._news.tell_all([record.name])
 
     def _check_placed(self, record: TopicRecord) -> None:

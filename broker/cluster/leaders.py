@@ -19,7 +19,7 @@ from tierlog.broker.data_folder import TopicIdPartition
 class LedPartition(NamedTuple):
     """A partition, as its leader says. Below `cold_end_offset` all is in the bucket. `replicas` and
     those in sync are node ids, and only of a topic with several of them, as are those that are
-    being added and removed; `lags`: of each replica, as in `ShownSet`.
+    being added and removed; `lags`, `has_store`: as in `ShownSet`.
     """
 
     leader_epoch: int
@@ -30,6 +30,7 @@ class LedPartition(NamedTuple):
     lags: tuple[int, ...] = ()
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
+    has_store: bool = False
 
 
 Report = Mapping[TopicIdPartition, LedPartition]
@@ -48,6 +49,7 @@ class Leader(NamedTuple):
     lags: tuple[int, ...] = ()
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
+    has_store: bool = False
 
 
 class Leaders:
@@ -115,8 +117,8 @@ class Leaders:
 
 def _newest(reports: Mapping[int, Report], place: TopicIdPartition) -> Leader | None:
     found = (
-        Leader(*report[place][:3], node_id, *report[place][3:])
+        Leader(*led[:3], node_id, *led[3:8], led.has_store)
         for node_id, report in reports.items()
-        if place in report
+        if (led := report.get(place)) is not None
     )
     return max(found, default=None)

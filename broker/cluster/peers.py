@@ -18,7 +18,8 @@ from tierlog.record_format.topic_rules import ConfigValue
 class LeaderReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a broker leads: topic id, partition, leader epoch, log end offset and the bucket's end
     of each. `sets`: of those with a set of replicas, the node ids of all and of those in sync, how
-    far each replica is behind, and the node ids of those that are being added and removed.
+    far each replica is behind, the node ids of those that are being added and removed, and
+    whether the bucket is in sync.
     """
 
     node_id: int
@@ -32,6 +33,7 @@ class LeaderReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             tuple[int, ...],
             tuple[int, ...],
             tuple[int, ...],
+            bool,
         ]
     ] = []
 

@@ -53,10 +53,11 @@ class ShownSets:
                 found = self.shown(topic.record.topic_id, number)
                 if leader not in (None, found.leader):
                     continue
-                is_led, in_sync = found.leader is not None, len(found.in_sync)
+                is_led = found.leader is not None
+                in_sync = len(found.in_sync) + found.has_store
                 enough = topic.config.effective_min_in_sync(len(found.wanted))
                 # As Kafka: what is being added is not missed yet.
-                missed = len(found.replicas) - len(found.adding) - in_sync
+                missed = len(found.replicas) - len(found.adding) - len(found.in_sync)
                 short.offline += not is_led
                 short.under_replicated += is_led and missed > 0
                 short.under_min_isr += is_led and in_sync < enough

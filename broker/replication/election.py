@@ -8,7 +8,7 @@
 
 | question                           | answer                                                     |
 |------------------------------------|------------------------------------------------------------|
-| who may claim (R1)                 | a member of the set in force; for the bucket, any replica  |
+| who may claim (R1)                 | a member of the set in force; for the bucket, any broker   |
 |                                    | that has fenced its write-ahead chain and read it          |
 | under which epoch (R1, R13)        | one above the one in force and all that it ever saw        |
 | with which set                     | the one in force, without the old leader if it is presumed |
@@ -123,6 +123,7 @@ def claim_for_store(
     kept: Kept,
     in_force: InForce,
     *,
+    node: int,
     is_leader_dead: bool,
     min_in_sync: int,
     wal: str,
@@ -130,14 +131,18 @@ def claim_for_store(
     """The version by which a replica becomes the leader with what the bucket has.
 
     It has fenced the chain in force, has made its own log that of the bucket or a continuation of
-    it, and has written what the manifest lacks of it into its own chain, `wal`.
+    it, and has written what the manifest lacks of it into its own chain, `wal`. If its broker, the
+    `node`, is not to have a replica, it takes the place of one that is.
     """
     if STORE not in in_force.in_sync:
         return Refused.NOT_IN_SYNC
     members = in_force.in_sync | {kept.replica_id}
     if is_leader_dead:
         members = _without_leader(members, in_force, kept.replica_id, min_in_sync)
-    return _claimed(kept, in_force, members, wal=wal)
+    claimed = _claimed(kept, in_force, members, wal=wal)
+    if node in in_force.replicas:
+        return claimed
+    return claimed._replace(replicas=frozenset({node, *sorted(in_force.replicas)[1:]}))
 
 
 def _without_leader(

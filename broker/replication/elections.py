@@ -39,6 +39,7 @@ from tierlog.broker.replication.replica import (
     as_version,
     folder_of,
 )
+from tierlog.broker.replication.store_member import StoreMember
 from tierlog.broker.replication.term import Term
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.clock import monotonic_ms
@@ -72,6 +73,7 @@ class Elections:
         self,
         members: Members,
         settings: BrokerSettings,
+        store: StoreMember,
         *,
         lead: Callable[[Replica, InForce], None],
         step_down: Callable[[Replica], None],
@@ -82,6 +84,7 @@ class Elections:
         monotonic: Callable[[], int] = monotonic_ms,
     ) -> None:
         self._members, self._settings, self._monotonic = members, settings, monotonic
+        self._store = store
         self._lead, self._step_down, self._follow = lead, step_down, follow
         self._remove, self._hand_over, self._min_in_sync = remove, hand_over, min_in_sync
         self.counts = SetCounts()
@@ -116,11 +119,30 @@ class Elections:
             return partial(self._claim_anew, replica)
         if replica.partition is not None and replica.partition.leadership_lost:
             return partial(self._claim_above_manifest, replica)
-        if (after := term.next_change()) is not None:
+        if (step := self._next_for_store(replica, term)) is not None:
+            return step
+        if (after := term.next_chain() or term.next_change()) is not None:
             return partial(self._change, replica, after)
         if self._is_cut_off(replica, term):
             return partial(self._resign_as_cut_off, replica)
         return self._next_of_reassignment(replica)
+
+    def _next_for_store(self, replica: Replica, term: Term) -> Callable[[], None] | None:
+        feed = term.feed
+        is_counted = in_sync.STORE in in_sync.counted(term.lead)
+        if is_counted or term.wants_store:
+            return partial(self._begin_feed, replica) if feed is None or feed.is_over else None
+        return None if feed is None else partial(self._end_feed, replica)
+
+    def _begin_feed(self, replica: Replica) -> None:
+        assert replica.term is not None
+        feed = self._store.open_feed(replica, replica.term.epoch)
+        replica.term.write_for_store(feed)
+
+    def _end_feed(self, replica: Replica) -> None:
+        assert replica.term is not None
+        replica.term.write_for_store(None)
+        self._store.close_feed(replica)
 
     def _is_cut_off(self, replica: Replica, term: Term) -> bool:
         """Whether no member fetches any more, without whom nothing is committed, although one of
@@ -190,10 +212,13 @@ class Elections:
         return election.may_try(in_force, doubt, session_timeout_ms=timeout_ms)
 
     def _turn_ms(self, replica: Replica) -> int:
+        """Who would claim for the bucket gives the members their turn before."""
         found = None if replica.newest is None else replica.newest.found
-        order = () if found is None else found.replicas
+        order, members = ((), ()) if found is None else (found.replicas, found.in_sync)
         me = self._members.me.node_id
-        return TURN_MS * (order.index(me) if me in order else len(order))
+        turn_ms = TURN_MS * (order.index(me) if me in order else len(order))
+        is_for_store = in_sync.STORE in members and replica.kept.replica_id not in members
+        return turn_ms + (self._settings.session_timeout_ms if is_for_store else 0)
 
     # --- looking ----------------------------------------------------------------------------------
 
@@ -243,6 +268,7 @@ class Elections:
                     self.counts.elections.observe(took_ms / 1000)
                     return
                 replica.role = Role.IDLE
+                self._store.close_feed(replica)
         self._do_as_said(replica, in_force, is_named=is_named)
 
     def _leads_on(self, replica: Replica, in_force: InForce) -> bool:
@@ -256,7 +282,10 @@ class Elections:
 
     def _do_as_said(self, replica: Replica, in_force: InForce, *, is_named: bool) -> None:
         if self._members.me.node_id not in in_force.replicas:
-            self._remove(replica)
+            if is_named and self.is_abandoned(in_force):
+                self.claim(replica, is_leader_dead=True)
+            else:
+                self._remove(replica)
         elif in_force.leader is None:
             replica.stop_following()
             self._claim_in_turn(replica, in_force, is_named=is_named)
@@ -264,6 +293,12 @@ class Elections:
             self.claim(replica, is_leader_dead=False)
         elif not self._follow_leader(replica, in_force):  # or its broker is not known yet
             self._claim_in_turn(replica, in_force)
+
+    def is_abandoned(self, in_force: InForce) -> bool:
+        """Whether the bucket alone is left: no broker lives that has a replica."""
+        members = map(self._members.member, in_force.replicas)
+        lives = any(one is not None and one.is_alive for one in members)
+        return in_sync.STORE in in_force.in_sync and not lives
 
     def _claim_in_turn(
         self, replica: Replica, in_force: InForce, *, is_named: bool = False
@@ -317,15 +352,11 @@ class Elections:
             with replica.lock:
                 if replica.role is Role.CANDIDATE and replica.sent is None:
                     replica.role = Role.IDLE
+                    self._store.close_feed(replica)
 
     def _send_claim(self, replica: Replica, newest: NewestSet, *, is_leader_dead: bool) -> None:
         in_force = in_force_of(newest)
-        after = election.claim(
-            replica.kept,
-            in_force,
-            is_leader_dead=is_leader_dead,
-            min_in_sync=self._min_in_sync(replica),
-        )
+        after = self._claim(replica, in_force, is_leader_dead=is_leader_dead)
         if isinstance(after, Refused):
             log.info("not claimed", partition=str(replica), reason=str(after))
             with replica.lock:
@@ -334,6 +365,27 @@ class Elections:
                 self._follow_leader(replica, in_force)  # it waits for who does lead
             return
         self._send(replica, newest, after)
+
+    def _claim(
+        self, replica: Replica, in_force: InForce, *, is_leader_dead: bool
+    ) -> InForce | Refused:
+        is_dead, min_in_sync = is_leader_dead, self._min_in_sync(replica)
+        claim = partial(election.claim, is_leader_dead=is_dead, min_in_sync=min_in_sync)
+        after = claim(replica.kept, in_force)
+        if after is Refused.NEEDS_STORE:
+            wal = self._store.write_tail(replica, election.new_epoch(replica.kept, in_force))
+            return claim(replica.kept, in_force, wal=wal)
+        if after is not Refused.NOT_IN_SYNC or in_sync.STORE not in in_force.in_sync:
+            return after
+        self._store.take_log(replica, in_force)
+        return election.claim_for_store(
+            replica.kept,
+            in_force,
+            node=self._members.me.node_id,
+            is_leader_dead=is_dead,
+            min_in_sync=min_in_sync,
+            wal=self._store.write_tail(replica, election.new_epoch(replica.kept, in_force)),
+        )
 
     def _claim_anew(self, replica: Replica) -> None:
         """A replica has seen a higher epoch, and will not follow this one (R13)."""
@@ -471,6 +523,7 @@ def in_force_of(newest: NewestSet) -> InForce:
         leader=found.leader,
         replicas=frozenset(found.replicas),
         in_sync=frozenset(found.in_sync),
+        wal=found.wal,
     )
 
 

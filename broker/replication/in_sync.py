@@ -27,7 +27,9 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
-STORE: Final = "store"
+from tierlog.manifest import replica_sets
+
+STORE: Final = replica_sets.STORE
 """The bucket as a member: it has what the manifest names, and the leader's write-ahead objects."""
 
 

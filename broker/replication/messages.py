@@ -105,7 +105,7 @@ class ShownSet(NamedTuple):
     """A partition's replicas as its leader last reported them; all are node ids. `leader`: None
     while nobody is known to lead. `lags`: by how many offsets each replica is behind the leader's
     log end, -1 if it has not said so in this term; none while nobody leads. `adding`, `removing`:
-    those of a reassignment, which are among the replicas.
+    those of a reassignment, which are among the replicas. `has_store`: the bucket is in sync too.
     """
 
     leader_epoch: int
@@ -115,6 +115,7 @@ class ShownSet(NamedTuple):
     lags: list[int]
     adding: Sequence[int] = ()
     removing: Sequence[int] = ()
+    has_store: bool = False
 
     @property
     def wanted(self) -> list[int]:

@@ -27,14 +27,19 @@ from tierlog.broker.replication.election import (
     cut_offset,
     keep_followed,
     may_follow,
+    renew,
 )
 from tierlog.broker.replication.in_sync import InForce
 from tierlog.broker.replication.kept_file import KeptFiles
 from tierlog.broker.replication.messages import PartitionAnswer, PartitionFetch
+from tierlog.broker.replication.store_writer import Feed
 from tierlog.broker.replication.term import NEVER_MS, Term
+from tierlog.cold_tier.write_ahead_object import StoredPart
 from tierlog.host.clock import monotonic_ms
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.manifest.replica_sets import NewestSet, ReplicaSet, ReplicaSets
+from tierlog.manifest.state import Manifest
+from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.errors import LogOfflineError, StoreUnavailable
 
 log = structlog.get_logger(__name__)
@@ -104,6 +109,7 @@ class Replica:
         self.yields_until_ms = NEVER_MS  # it gave up leading: another is to
         self.patience_ms = 0  # with members that do not fetch, before it gives up
         self.candidate_since_ms = NEVER_MS
+        self.feed: Feed | None = None  # what is written of it for the bucket
 
     def __str__(self) -> str:
         return str(self.log)
@@ -265,6 +271,38 @@ class Replica:
             self.go_offline(f"its leader parts from it at {offset}, below what is committed")
             raise LogOfflineError(f"{self}: it was to be cut below its high watermark")
 
+    # --- with the bucket's log --------------------------------------------------------------------
+
+    def begin_with_store(self, manifest: Manifest | None) -> None:
+        """Keep what is committed, or nothing if the manifest ends above that: then begin where it
+        ends. It gives up what it flushed, so it is another replica before it does (M7). Raises
+        LogOfflineError, DiskFull, CorruptDataError, StoreUnavailable, OSError.
+        """
+        with self.lock:
+            self.keep(renew(self.kept))
+            offset = 0 if manifest is None else manifest.end_offset
+            if manifest is None or offset <= self.log.high_watermark:
+                self.log.cut(self.log.high_watermark, self._save_recovery_point)
+            else:
+                assert self.cold is not None, "its manifest is in a bucket"
+                producers = self.cold.reads.producers_at(offset, manifest)
+                self._keep_log_start()
+                self.log.begin_anew_at(offset, producers, self._save_recovery_point)
+            if self.cold is not None and manifest is not None:
+                self.cold.bucket_state.record_manifest(manifest)
+
+    def append_stored(self, part: StoredPart, data: bytes) -> None:
+        """What comes next of the bucket's log. Raises CorruptBatch, DiskFull, LogOfflineError."""
+        with self.lock:
+            if part.segment_base_offset > self.log.active_base_offset:
+                self.log.roll_at(part.segment_base_offset)
+            known = self.log.log_end_offset
+            ends = (one.end_position for one in iter_headers(data) if one.next_offset <= known)
+            body = memoryview(data)[max(ends, default=0) :]
+            self.log.append_replicated(body)
+            if self.log.log_end_offset < part.end_offset:  # what compaction left without a batch
+                self.log.roll_at(part.end_offset)
+
     def go_offline(self, reason: str) -> None:
         with self.lock:
             self.role, self.following = Role.OFFLINE, None
@@ -302,6 +340,7 @@ def as_version(after: InForce, before: ReplicaSet, *, nonce: str) -> ReplicaSet:
         leader=after.leader,
         replicas=(*known, *sorted(after.replicas - known.keys())),
         in_sync=tuple(sorted(after.in_sync)),
+        wal=after.wal,
         nonce=nonce,
     )
 

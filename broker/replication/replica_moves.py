@@ -15,6 +15,7 @@ from tierlog.broker.cluster.members import Member, Members
 from tierlog.broker.data_folder import TopicIdPartition
 from tierlog.broker.partition import Partition
 from tierlog.broker.replication.elections import Elections, nodes_of
+from tierlog.broker.replication.in_sync import STORE
 from tierlog.broker.replication.messages import ShownSet
 from tierlog.broker.replication.reassigning import adding, removing
 from tierlog.broker.replication.replica import Replica, folder_of
@@ -139,6 +140,7 @@ def shown_of(replica: Replica, members: Members) -> ShownSet | None:
         [0 if one == me else term.lag_of(one) for one in replicas],
         adding(found),
         removing(found),
+        STORE in in_force.in_sync - term.lagging(),
     )
 
 

@@ -32,7 +32,7 @@ from tierlog.broker.log_opener import LogOpener
 from tierlog.broker.opened_log import OpenedLog, Wanted
 from tierlog.broker.partition import Partition
 from tierlog.broker.replication import election
-from tierlog.broker.replication.elections import Elections
+from tierlog.broker.replication.elections import Elections, in_force_of
 from tierlog.broker.replication.fetch_answers import FetchAnswers
 from tierlog.broker.replication.fetcher import Fetcher, Fetchers
 from tierlog.broker.replication.in_sync import InForce
@@ -40,7 +40,9 @@ from tierlog.broker.replication.kept_file import KeptFiles
 from tierlog.broker.replication.messages import ShownSet
 from tierlog.broker.replication.replica import Replica, Role
 from tierlog.broker.replication.replica_moves import ReplicaMoves, shown_of
-from tierlog.broker.replication.term import NEVER_MS, Term
+from tierlog.broker.replication.store_member import StoreMember
+from tierlog.broker.replication.store_writer import StoreWriter
+from tierlog.broker.replication.term import NEVER_MS, StoreRole, Term
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.topic_registry import TopicRecord
 from tierlog.broker.topics import Topic
@@ -97,11 +99,19 @@ class Replicas:
         self._to_tell: list[Replica] = []  # led here since the others were told
         self._is_telling = False
         self._is_closed = False
+        self._store_writer = StoreWriter(
+            bucket.store,
+            folder.owner,
+            flush_ms=settings.store_flush_ms,
+            object_max_bytes=settings.store_flush_max_bytes,
+        )
+        self._store = StoreMember(self._store_writer, bucket.store)
         answers = FetchAnswers(self._replicas)
         self.answer_fetch, self.wait_for_news = answers.answer_fetch, answers.wait_for_news
         self.elections = Elections(
             members,
             settings,
+            self._store,
             lead=self._lead,
             step_down=self._step_down,
             follow=self._follow,
@@ -244,9 +254,10 @@ class Replicas:
         """Whether there is a replica here, or was one."""
         return self._files.has(place)
 
-    def settle(self, place: TopicIdPartition) -> bool:
+    def settle(self, place: TopicIdPartition, *, adopts: bool = False) -> bool:
         """Somebody says that its set has changed: look, and lead it if nobody does. Whether it has
-        a set. Raises StoreUnavailable, CorruptDataError, UnknownTopic.
+        a set. `adopts`: this broker was chosen to have what only the bucket has. Raises
+        StoreUnavailable, CorruptDataError, UnknownTopic.
         """
         replica = self._replicas.get(place)
         if replica is None:
@@ -254,7 +265,8 @@ class Replicas:
             found = self._sets_of(topic.record, place[1]).load_newest()
             if found.found is None:
                 return found.taken > 0
-            if self._members.me.node_id in found.found.replicas:
+            is_wanted = self._members.me.node_id in found.found.replicas
+            if is_wanted or (adopts and self.elections.is_abandoned(in_force_of(found))):
                 replica = self._open_if_not_here(topic, place)
         if replica is not None:
             self._do(replica, partial(self.elections.look, replica, is_named=True))
@@ -285,6 +297,15 @@ class Replicas:
             in_sync=[f"{folders[one]}.{election.FIRST_GENERATION}" for one in node_ids],
         )
         self._sets_of(record, number).create_version(first)
+
+    def is_ended_chain(self, chain: str) -> bool:
+        """Of this folder's chains: it is of a former life, or was fenced."""
+        return chain != self._store_writer.chain
+
+    def is_abandoned(self, record: TopicRecord, number: int) -> bool:
+        """Whether only the bucket has it. Raises StoreUnavailable, CorruptDataError."""
+        newest = self._sets_of(record, number).load_newest()
+        return newest.found is not None and self.elections.is_abandoned(in_force_of(newest))
 
     def has_set(self, record: TopicRecord, number: int) -> bool:
         """Raises StoreUnavailable."""
@@ -410,11 +431,17 @@ class Replicas:
             in_force,
             lag_ms=self._settings.replica_lag_time_max_ms,
             min_in_sync=partial(self._min_in_sync, replica),
+            store_role=lambda: StoreRole(topic.config.replication_store),
+            store_log_start=partial(_log_start_in_bucket, partition),
             monotonic=self._timing.monotonic,
         )
         if topic.config.compacts:
             partition.compaction.follow_bucket()
         partition.term = term
+        if replica.feed is not None and replica.feed.chain == in_force.wal:
+            term.write_for_store(replica.feed)
+        else:
+            self._store.close_feed(replica)
         replica.role, replica.term, replica.partition = Role.LEADER, term, partition
         term.begin()
         self._topics.serve(partition)
@@ -475,6 +502,7 @@ class Replicas:
         replica.log.end_term()
         partition.fail_appends(partial(LeaderChanged, f"{partition} is led elsewhere now"))
         term.end()
+        self._store.close_feed(replica)
         log.info("leading no longer", partition=str(replica), leader_epoch=term.epoch)
         self._on_moved(partition)
 
@@ -522,6 +550,7 @@ class Replicas:
                 replica.role, replica.following = Role.OFFLINE, None
                 if replica.term is not None:
                     replica.term.end()
+                self._store.close_feed(replica)
                 replica.term = replica.partition = None
                 replica.log.abandon()
             self._files.forget(place)
@@ -544,6 +573,7 @@ class Replicas:
         """Follow nobody, and claim nothing, from now on."""
         with self._lock:
             self._is_closed = True
+        self._store_writer.close()
         self._fetchers.close(timeout_s)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -567,6 +597,11 @@ class Replicas:
                         )
                         clean = False
         return clean
+
+
+def _log_start_in_bucket(partition: Partition) -> int:
+    manifest = partition.manifest
+    return 0 if manifest is None else manifest.log_start_offset
 
 
 def _fitting(kept: election.Kept, log: PartitionLog) -> election.Kept:

@@ -4,7 +4,10 @@
 * The log's watermark is raised outside of the lock: whoever waits for it is called from there, and
   it never goes back.
 * A follower lags that has not reached the log's end for `replica.lag.time.max.ms`. As in Kafka,
-  one that had reached the end as it was at its last fetch was there then.
+  one that had reached the end as it was at its last fetch was there then. The bucket lags if for
+  so long nothing of what it lacks came to be there.
+* By `replication.store` the bucket is in the set always, and then it never leaves; or as a
+  stand-in, while too few replicas are in sync without it.
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from enum import StrEnum
 from typing import Final, NamedTuple
 
 from tierlog.broker.replication import in_sync
 from tierlog.broker.replication.election import may_hand_over, must_claim_anew
 from tierlog.broker.replication.in_sync import Fetch, InForce, Leadership, Progress
+from tierlog.broker.replication.store_writer import Feed
 from tierlog.broker.waiters import Waiters
 from tierlog.host.clock import monotonic_ms
 from tierlog.hot_tier.log import PartitionLog
@@ -25,6 +30,14 @@ from tierlog.record_format.errors import LeaderUnknown, NotEnoughReplicas, NotRe
 NEVER_MS: Final = -(2**63)
 ALL: Final = 2**63 - 1  # above every offset
 CONFIRM_MAX_MS: Final = 5_000  # a follower is asked at once, and answers after a flush
+
+
+class StoreRole(StrEnum):
+    """`replication.store`: whether the bucket is a member of the in-sync set."""
+
+    NONE = "none"
+    STAND_IN = "stand-in"
+    ALWAYS = "always"
 
 
 class _Heard(NamedTuple):
@@ -55,11 +68,15 @@ class Term:
         *,
         lag_ms: int,
         min_in_sync: Callable[[], int],
+        store_role: Callable[[], StoreRole] = lambda: StoreRole.NONE,
+        store_log_start: Callable[[], int] = lambda: 0,
         monotonic: Callable[[], int] = monotonic_ms,
     ) -> None:
         assert in_force.leader is not None, "a claim has a leader"
         self.log, self.epoch = log, in_force.epoch
         self._lag_ms, self._min_in_sync, self._monotonic = lag_ms, min_in_sync, monotonic
+        self._store_role, self._store_log_start = store_role, store_log_start
+        self.feed: Feed | None = None
         self._lock = threading.Lock()
         self._progress = threading.Condition(self._lock)
         self._began_ms = monotonic()
@@ -94,6 +111,8 @@ class Term:
         self._waiters.wake(ALL)
         with self._lock:
             self._is_over = True
+        if self.feed is not None:
+            self.feed.on_stored = lambda: None
         self.give_up_confirming(asked_before_ms=ALL)
 
     # --- progress ---------------------------------------------------------------------------------
@@ -117,11 +136,14 @@ class Term:
             is_news = self._lead is not before
             if fetch.epoch == self.epoch and not diverges:
                 self._heard[fetch.replica_id] = self._hear(fetch, now_ms, log_end)
-            self._answers += 1
-            number = self._answers
         if is_news:
             self._commit()
-        return number
+        return self._next_answer()
+
+    def _next_answer(self) -> int:
+        with self._lock:
+            self._answers += 1
+            return self._answers
 
     def _hear(self, fetch: Fetch, now_ms: int, log_end: int) -> _Heard:
         before = self._heard.get(fetch.replica_id)
@@ -171,6 +193,8 @@ class Term:
             self.give_up_confirming(asked_before_ms=ALL)
         else:
             self._waiters.wake(ALL)  # those that fetch are answered, and fetch again
+            if self.feed is not None:
+                self.feed.ask()
             self._confirm()
         return future
 
@@ -230,16 +254,62 @@ class Term:
             callback()
         return cancel
 
+    # --- the bucket -------------------------------------------------------------------------------
+
+    def write_for_store(self, feed: Feed | None) -> None:
+        """What is written for STORE from now on, if anything."""
+        if feed is not None:
+            feed.next_answer, feed.on_stored = self._next_answer, self.note_stored
+        with self._lock:
+            self.feed = feed
+            self._lead = in_sync.begin_chain(self._lead, None if feed is None else feed.chain)
+        self.note_stored()
+
+    def note_stored(self) -> None:
+        """The bucket has more, or its manifest says so."""
+        feed = self.feed
+        if feed is None:
+            return
+        there = Progress(feed.stored, self._store_log_start(), feed.answered)
+        with self._lock:
+            self._lead = in_sync.note_store(self._lead, feed.chain, there)
+        self._commit()
+
+    @property
+    def wants_store(self) -> bool:
+        """Whether the bucket is to be in the set."""
+        role = self._store_role()
+        if role is not StoreRole.STAND_IN:
+            return role is StoreRole.ALWAYS
+        live = (self._lead.in_force.in_sync | self._ready()) - self.lagging() - {in_sync.STORE}
+        return len(live) < self._min_in_sync()
+
+    def next_chain(self) -> InForce | None:
+        """The version that names the chain that is written now, once that has what the one in force
+        had: which was fenced.
+        """
+        feed, lead = self.feed, self._lead
+        if feed is None or feed.is_over or lead.pending is not None or not lead.is_claimed:
+            return None
+        in_force = lead.in_force
+        if in_sync.STORE not in in_force.in_sync or in_force.wal == feed.chain:
+            return None
+        has_all = feed.stored >= max(lead.high_watermark, lead.began_at)
+        return in_sync.change_chain(lead, feed.chain) if has_all else None
+
     # --- the set ----------------------------------------------------------------------------------
 
     def lagging(self) -> frozenset[str]:
         """The members that lag, and not this one."""
         now_ms = self._monotonic()
-        return frozenset(
+        lagging = {
             one
             for one in self._others()
             if now_ms - max(self._caught_up_ms(one), self._began_ms) > self._lag_ms
-        )
+        }
+        if self.feed is not None and self.feed.behind_ms() > self._lag_ms:
+            lagging.add(in_sync.STORE)
+        return frozenset(lagging)
 
     def _caught_up_ms(self, replica_id: str) -> int:
         heard = self._heard.get(replica_id)
@@ -296,22 +366,37 @@ class Term:
 
     def look_for_lagging(self) -> bool:
         """Whether acks=all is refused, from now on."""
+        lagging = self.lagging()
         self._is_short = in_sync.refuses_acks_all(
-            self._lead, lagging=self.lagging(), min_in_sync=self._min_in_sync()
+            self._lead, lagging=lagging, min_in_sync=self._min_in_sync()
+        ) or (
+            self._store_role() is StoreRole.ALWAYS
+            and in_sync.STORE not in self._lead.in_force.in_sync - lagging
         )
         return self._is_short
 
     def next_change(self) -> InForce | None:
         """The version to send next, if any."""
-        lagging, min_in_sync = self.lagging(), self._min_in_sync()
-        now_ms = self._monotonic()
-        fresh = frozenset(
-            one for one in self.outsiders() if now_ms - self._heard[one].fetched_ms <= self._lag_ms
-        )
+        lagging, outsiders = self.lagging(), self._fresh()
+        if self.wants_store:
+            outsiders |= {in_sync.STORE}
+        else:
+            lagging |= {in_sync.STORE}  # it stays while too few would remain
+        if self._store_role() is StoreRole.ALWAYS:
+            lagging -= {in_sync.STORE}
         members = in_sync.next_in_sync(
-            self._lead, outsiders=fresh, lagging=lagging, min_in_sync=min_in_sync
+            self._lead, outsiders=outsiders, lagging=lagging, min_in_sync=self._min_in_sync()
         )
         return None if members is None else in_sync.change_in_sync(self._lead, members)
+
+    def _fresh(self) -> frozenset[str]:
+        now_ms = self._monotonic()
+        return frozenset(
+            one for one in self.outsiders() if now_ms - self._heard[one].fetched_ms <= self._lag_ms
+        )
+
+    def _ready(self) -> frozenset[str]:
+        return frozenset(one for one in self._fresh() if in_sync.may_join(self._lead, one))
 
     def send_change(self, after: InForce) -> None:
         """It is about to be sent: from now on both sets count."""
@@ -330,7 +415,9 @@ class Term:
                 }
         if settled is None:
             return False
+        self.note_stored()  # not counted while another chain may have been in force
         self._commit()
+        self.look_for_lagging()
         return True
 
     @property
@@ -360,6 +447,7 @@ class Term:
         """Until every member counted has recorded the log start. Raises NotEnoughReplicas."""
         start = self.log.log_start_offset
         self.note_flushed(self.log.flushed_end)
+        self.note_stored()
         self._waiters.wake(ALL)  # those that fetch are to hear of it
         is_so = lambda: in_sync.low_watermark(self._lead) >= start  # noqa: E731
         if not self.wait_until(is_so, timeout_s=timeout_s):

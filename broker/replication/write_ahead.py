@@ -11,8 +11,8 @@
   nothing is acknowledged that is not below a fence's number. A LIST may be out of date when the
   fence lands: what it showed as missing may have been there and collected, and then the writer
   goes on above the fence. Hence another LIST after each fence, until one finds it closed (H4).
-* Fences are never collected, nor is a chain's highest object: a LIST of a chain that was written to
-  always shows where it ends.
+* Fences are never collected, nor is the highest object of a chain that is not closed: a LIST of a
+  chain that was written to always shows where it ends.
 * A process may lead twice with one chain. What it wrote under another epoch is not of STORE's log:
   its own may have been cut meanwhile, and each claim names the log that it begins with.
 """
@@ -65,9 +65,13 @@ def store_slices(slices: Iterable[Slice], *, epoch: int, end_offset: int) -> Ite
         yield one
 
 
-def collectable(listed: Mapping[int, bool], covered: Mapping[int, bool]) -> list[int]:
+def collectable(
+    listed: Mapping[int, bool], covered: Mapping[int, bool], *, window: int = IN_FLIGHT_MAX
+) -> list[int]:
     """The numbers that may be deleted: `covered` says whether every partition's manifest reaches
-    above what an object has.
+    above what an object has. The highest goes once the chain is closed.
     """
-    highest = max((n for n, is_fence in listed.items() if not is_fence), default=-1)
-    return [n for n, fence in listed.items() if n != highest and not fence and covered[n]]
+    kept = -1
+    if next_fence(listed, window=window) is not None:
+        kept = max((n for n, is_fence in listed.items() if not is_fence), default=-1)
+    return [n for n, fence in listed.items() if n != kept and not fence and covered[n]]

@@ -13,12 +13,13 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from struct import Struct
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -40,6 +41,7 @@ from tierlog.cold_tier.write_ahead_object import (
 )
 from tierlog.host.retry import ChecksumMismatch, backoff_s, retry_on_checksum_mismatch
 from tierlog.host.threads import Threads
+from tierlog.object_store.ledger import WRITE_AHEAD_PREFIX
 from tierlog.object_store.store import ObjectStat, ObjectStore
 from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import (
@@ -54,15 +56,17 @@ from tierlog.record_format.errors import (
 
 log = structlog.get_logger(__name__)
 
-WAL: Final = "wal/"
 LIST_LIMIT: Final = 1000
 READS_MAX: Final = 16
+CLOSED_MAX: Final = 4
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 2.0
 _NUMBER: Final = re.compile(r"([0-9]{20})\.wal")
+_ROW: Final = Struct(">qiqqqqII")  # number, then what a `StoredPart` has beside its place
 
 
-def chain_folder(broker: str, life: str) -> str:
-    return f"{WAL}{broker}/{life}/"
+def chain_folder(chain: str) -> str:
+    """`chain`: as sets of replicas name it, `<broker>/<life>`."""
+    return f"{WRITE_AHEAD_PREFIX}{chain}/"
 
 
 def _key(folder: str, number: int) -> str:
@@ -109,9 +113,9 @@ class ChainWriter:
             self._threads.submit(self._write, _key(self.folder, number), body, done)
         return done
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         self._give_up(ShuttingDown("the broker stops"))
-        self._threads.shutdown(wait=True)
+        self._threads.shutdown(wait=wait)
 
     def _write(self, key: str, body: bytes, done: Future[None]) -> None:
         failures = 0
@@ -174,19 +178,20 @@ class ClosedChain:
         StoreUnavailable.
         """
         self._store, self._folder = store, folder
-        self._parts: defaultdict[Place, dict[int, StoredPart]] = defaultdict(dict)
-        objects = _close(store, folder)
+        self._rows: defaultdict[Place, bytearray] = defaultdict(bytearray)  # there may be millions
+        objects = close_chain(store, folder)
         with Threads(READS_MAX, name="write-ahead-heads") as threads:
             heads = threads.map(partial(_read_head, store, folder), objects, objects.values())
             for number, parts in zip(objects, heads, strict=True):
                 for part in parts:
-                    self._parts[part.place][number] = part
+                    self._rows[part.place] += _ROW.pack(number, *part[1:])
 
     def parts(self, place: Place, *, epoch: int, end_offset: int) -> list[tuple[int, StoredPart]]:
         """Numbers and parts that continue a partition's manifest, which ends at `end_offset` and
         was read after this was made; `epoch`: of the version that names the chain.
         """
-        known = self._parts.get(place, {})
+        rows = _ROW.iter_unpack(self._rows.get(place, b""))
+        known = {number: StoredPart(place, *rest) for number, *rest in rows}
         slices = [Slice(n, p.epoch, p.base_offset, p.end_offset) for n, p in known.items()]
         wanted = store_slices(slices, epoch=epoch, end_offset=end_offset)
         return [(one.number, known[one.number]) for one in wanted]
@@ -202,6 +207,26 @@ class ClosedChain:
             return data
 
         return retry_on_checksum_mismatch(fetch, file=key, position=part.position)
+
+
+class ClosedChains:
+    """The last that were closed here: who claims a thousand partitions closes their chain once.
+    Thread-safe.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._closing = threading.Lock()
+        self._closed: OrderedDict[str, ClosedChain] = OrderedDict()
+
+    def close(self, chain: str) -> ClosedChain:
+        """Raises what `ClosedChain` does."""
+        with self._closing:
+            if chain not in self._closed:
+                self._closed[chain] = ClosedChain(self._store, chain_folder(chain))
+                if len(self._closed) > CLOSED_MAX:
+                    self._closed.popitem(last=False)
+            return self._closed[chain]
 
 
 def _read_head(store: ObjectStore, folder: str, number: int, stat: ObjectStat) -> list[StoredPart]:
@@ -223,8 +248,8 @@ def _read_head(store: ObjectStore, folder: str, number: int, stat: ObjectStat) -
         raise
 
 
-def _close(store: ObjectStore, folder: str) -> dict[int, ObjectStat]:
-    """Fence the chain until it is closed. Its objects, without fences."""
+def close_chain(store: ObjectStore, folder: str) -> dict[int, ObjectStat]:
+    """Fence it until it is closed. Its objects, without fences. Raises StoreUnavailable."""
     while True:
         listed = _list(store, folder)
         fences = _fences(store, folder, listed)
@@ -261,16 +286,50 @@ def _fences(store: ObjectStore, folder: str, listed: Mapping[int, ObjectStat]) -
 # --- collecting -----------------------------------------------------------------------------------
 
 
+def chains_of(store: ObjectStore, folder: str = "") -> Iterator[str]:
+    """The chains that have objects, or fences; of one broker's folder, or of all."""
+    prefix = after = f"{WRITE_AHEAD_PREFIX}{folder}/" if folder else WRITE_AHEAD_PREFIX
+    while page := store.list(prefix, start_after=after, limit=1):
+        broker, life, _ = page[0].key.removeprefix(WRITE_AHEAD_PREFIX).split("/")
+        yield f"{broker}/{life}"
+        after = chain_folder(f"{broker}/{life}") + "~"  # above each number
+
+
 def collect(
     store: ObjectStore, folder: str, is_covered: Callable[[Collection[StoredPart]], bool]
-) -> list[int]:
-    """The numbers that may be deleted: `is_covered` says whether the manifests reach above all of
-    these parts. Raises CorruptObject, StoreUnavailable.
+) -> int:
+    """Delete what the manifests cover, from the chain's beginning up to the first object that they
+    do not; how many. `is_covered`: whether they reach above all of these parts. Raises
+    CorruptObject, StoreUnavailable.
     """
     listed = _list(store, folder)
+    fences, covered = _fences(store, folder, listed), dict.fromkeys(listed, False)
+    for number in sorted(listed.keys() - fences):
+        covered[number] = is_covered(_read_head(store, folder, number, listed[number]))
+        if not covered[number]:
+            break
+    gone = collectable({n: n in fences for n in listed}, covered)
+    for start in range(0, len(gone), LIST_LIMIT):
+        store.delete([_key(folder, number) for number in gone[start : start + LIST_LIMIT]])
+    return len(gone)
+
+
+class Remaining(NamedTuple):
+    """An object that is not collected. `is_newest`: kept as long as its chain is not closed."""
+
+    key: str
+    is_fence: bool
+    is_newest: bool
+    parts: list[StoredPart]
+
+
+def remaining(store: ObjectStore, chain: str) -> Iterator[Remaining]:
+    """What there is of a chain. Raises CorruptObject, StoreUnavailable."""
+    folder = chain_folder(chain)
+    listed = _list(store, folder)
     fences = _fences(store, folder, listed)
-    covered = {
-        number: number not in fences and is_covered(_read_head(store, folder, number, stat))
-        for number, stat in listed.items()
-    }
-    return collectable({n: n in fences for n in listed}, covered)
+    is_open = next_fence({n: n in fences for n in listed}) is not None
+    newest = max(listed.keys() - fences, default=-1) if is_open else -1
+    for number, stat in sorted(listed.items()):
+        parts = [] if number in fences else _read_head(store, folder, number, stat)
+        yield Remaining(_key(folder, number), number in fences, number == newest, parts)

@@ -34,7 +34,7 @@ class Rules:
     renew = staticmethod(election.renew)
     next_fence = staticmethod(partial(write_ahead.next_fence, window=WINDOW))
     store_slices = staticmethod(write_ahead.store_slices)
-    collectable = staticmethod(write_ahead.collectable)
+    collectable = staticmethod(partial(write_ahead.collectable, window=WINDOW))
 
     fences_before_claim = True  # and again after a LIST that shows more (H4)
     fences_again = True

@@ -104,6 +104,13 @@ SCENARIOS: dict[str, World] = {
         *(*LED, *WRITTEN, "land_wal", "read_wal A", "advance A", "begin_reading B", "list_wal B"),
         left=NONE._replace(records=1, claims=2, changes=2, wal_objects=2, fences=2),
     ),
+    "adopted": after(
+        new_world(2, min_in_sync=1, in_sync="A", replicas="A", with_store=True),
+        *(*LED, *WRITTEN),
+        left=NONE._replace(
+            records=2, claims=3, changes=2, wal_objects=2, fences=3, crashes=1, reassignments=1
+        ),
+    ),
     "chains": new_world(
         2,
         left=NONE._replace(records=4, claims=5, changes=2, wal_objects=5, fences=3, crashes=1),

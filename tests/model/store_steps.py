@@ -125,10 +125,10 @@ class StoreSteps(ClaimSteps):
         return w.with_wal(chain, objects)
 
     def begin_reading(self, w: World, r: Replica) -> World | None:
-        """A replica is to claim with what the bucket has."""
-        in_force = w.newest
+        """Who is no member is to claim with what the bucket has."""
+        members = w.newest.in_sync
         idle = r.role in (Role.IDLE, Role.FOLLOWER) and not r.sent and not r.reading
-        if not idle or STORE not in in_force.in_sync or r.node not in in_force.replicas:
+        if not idle or STORE not in members or r.me in members:
             return None
         r = r._replace(role=Role.IDLE, leader=None, reading=Reading(w.newest, w.cold))
         return w.with_replica(r)
@@ -167,11 +167,9 @@ class StoreSteps(ClaimSteps):
             return w.with_replica(r)
         cold = w.cold if self.rules.manifest_after_list else cold_before
         log = self.store_log(w, version, cold)
-        at = agreed(r.log, log)
-        if at < len(log):
-            if at < r.shown:
-                raise Violation(f"{r.me} cuts at {at}, below its own high watermark {r.shown}")
-            r = r._replace(log=log)
+        if agreed(r.log, log) < min(r.shown, len(r.log)):
+            raise Violation(f"{r.me} cuts what it shows: {r.log}, the bucket has {log}")
+        r = r._replace(log=log, kept=self.rules.renew(r.kept))
         r = r._replace(flushed=len(r.log), kept=self.rules.keep_settled(r.kept, version))
         if version.wal == chain_of(r):  # it is its own, and fenced by now
             r = r._replace(writer=Writer(chain_of(r), is_fenced=True))
@@ -179,6 +177,7 @@ class StoreSteps(ClaimSteps):
         after = election.claim_for_store(
             r.kept,
             version,
+            node=r.node,
             is_leader_dead=self.choose([True, False]),
             min_in_sync=w.min_in_sync,
             wal=chain_of(r),

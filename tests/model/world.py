@@ -175,17 +175,21 @@ def new_world(
     left: Budget | None = None,
     min_in_sync: int = 2,
     in_sync: str = "ABC",
+    replicas: str = "ABC",
     with_store: bool = False,
 ) -> World:
-    """Nobody leads yet; the nodes in `in_sync` are members of the set of version 1."""
+    """Nobody leads yet; the nodes in `in_sync` are members of the set of version 1, and those in
+    `replicas` are to have the partition.
+    """
     members = {f"{name}.{FIRST_GENERATION}" for name in in_sync[:nodes]}
     members |= {STORE} if with_store else set()
-    first = InForce(1, 0, None, frozenset(range(nodes)), frozenset(members))
-    replicas = tuple(
+    wanted = frozenset(NODES.index(name) for name in replicas[:nodes])
+    first = InForce(1, 0, None, wanted, frozenset(members))
+    there = tuple(
         Replica(n, Kept(f"{NODES[n]}.{FIRST_GENERATION}", version=1, members=first.in_sync))
         for n in range(nodes)
     )
-    return World(replicas, (first,), left or Budget(), min_in_sync, with_store)
+    return World(there, (first,), left or Budget(), min_in_sync, with_store)
 
 
 def node_of(member: str) -> int:

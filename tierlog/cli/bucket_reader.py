@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from tierlog.broker.replication.write_ahead_chain import Remaining, chains_of, remaining
 from tierlog.broker.topic_registry import INTERNAL_PREFIX
 from tierlog.client.responses import Segment, Topic
+from tierlog.cold_tier.write_ahead_object import StoredPart
 from tierlog.host.clock import wall_clock_ms
 from tierlog.manifest.garbage import Collector, GarbagePlan, GarbagePolicy
 from tierlog.manifest.keys import PartitionKeys
@@ -21,6 +23,7 @@ from tierlog.manifest.store import ManifestStore, StoreOptions
 from tierlog.manifest.topic_objects import TopicObject, TopicObjects, load_cluster
 from tierlog.manifest.versions import VersionStat
 from tierlog.object_store.store import ObjectStore
+from tierlog.record_format.checkpoint_files import parse_topic_id
 from tierlog.record_format.errors import (
     ConfigurationError,
     CorruptDataError,
@@ -115,6 +118,24 @@ class BucketReader:
                 plans[partition] = collector.plan_collection(manifest, now_ms=wall_clock_ms())
         return plans
 
+    def write_ahead(self, name: str) -> Iterator[tuple[int, str, str]]:
+        """(partition, key, why it is there) of each write-ahead object that has records of the
+        topic. Raises UnknownTopic.
+        """
+        topic = self.topic(name)
+        topic_id, ends = parse_topic_id(topic.topic_id).bytes, dict[int, int]()
+        for chain in chains_of(self.store):
+            for one in remaining(self.store, chain):
+                key = self.store.full_key(one.key)
+                for part in one.parts:
+                    if part.place.topic_id != topic_id:
+                        continue
+                    number = part.place.partition
+                    if number not in ends:
+                        manifest = self._manifests(topic, number).load_manifest()
+                        ends[number] = 0 if manifest is None else manifest.end_offset
+                    yield number, key, _why_kept(one, part, ends[number])
+
     def pins(self, name: str) -> Iterator[tuple[int, ManifestStore, Pins]]:
         """The manifests and pins of each partition. Raises UnknownTopic."""
         topic = self.topic(name)
@@ -140,3 +161,11 @@ class BucketReader:
             raise UnknownPartition(topic.name, partition)
         keys = PartitionKeys(topic.name, topic.topic_id, partition)
         return ManifestStore(self.store, keys, StoreOptions(clock=wall_clock_ms))
+
+
+def _why_kept(one: Remaining, part: StoredPart, uploaded_end: int) -> str:
+    if part.end_offset > uploaded_end:
+        return f"has records up to {part.end_offset}, and segments are offloaded to {uploaded_end}"
+    if one.is_newest:
+        return "the newest of its chain, which shows where that ends"
+    return "waits for other partitions, or for the next round of its broker"

@@ -232,15 +232,18 @@ def gc(
 ) -> None:
     """Delete unreferenced objects and manifest versions whose grace period is over.
 
-    Without --apply they are only listed, from the bucket alone, even while a broker is running;
+    Without --apply they are only listed, from the bucket alone, even while a broker is running,
+    and so are write-ahead objects, with the reason why each stays: its broker deletes them.
     --apply opens the owner's data folder.
     """
     bucket = owner.bucket
     if bucket is None:
         raise typer.BadParameter("gc requires --store URL: garbage is collected in a bucket")
+    kept: list[tuple[int, str, str]] = []
     if not apply:
         with bucket.reader() as reader:
             plans = reader.garbage(topic, owner.policy())
+            kept = list(reader.write_ahead(topic))
     elif data_dir is None:
         raise typer.BadParameter(
             "gc --apply requires --data-dir DIR: only the owner of a bucket may delete from it"
@@ -250,9 +253,12 @@ def gc(
     rows = [(number, *one) for number, plan in plans.items() for one in _items(plan)]
     if output.is_json:
         shown = [{"partition": number, "kind": kind, "name": name} for number, kind, name in rows]
-        print_json({"topic": topic, "applied": apply, "garbage": shown})
+        stays = [{"partition": number, "name": key, "reason": why} for number, key, why in kept]
+        print_json({"topic": topic, "applied": apply, "garbage": shown, "write_ahead": stays})
     elif rows:
         print_table(topic, ("partition", "what", "name"), rows)
+    if kept and not output.is_json:
+        print_table("write-ahead objects", ("partition", "name", "why it stays"), kept)
     if apply:
         note(f"{len(rows)} deleted")
     else:

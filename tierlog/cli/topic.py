@@ -196,7 +196,7 @@ def parse_config(pairs: list[str] | None) -> dict[str, Any]:
 
 def print_topic(topic: TopicDescription, *, all_config: bool = False) -> None:
     has_leaders = any(one.leader for one in topic.partitions)
-    has_replicas = any(len(one.replicas) > 1 for one in topic.partitions)
+    has_replicas = any(len(one.replicas) > 1 or one.store_in_sync for one in topic.partitions)
     title, in_cluster = f"{topic.name}  {topic.topic_id}", has_leaders and not has_replicas
     if has_replicas:  # all of it in one table would be wider than most terminals
         moves = any(one.adding_replicas or one.removing_replicas for one in topic.partitions)
@@ -256,7 +256,8 @@ def _leader_of(partition: PartitionDescription) -> int | None:
 def _set_of(partition: PartitionDescription) -> tuple[str | None, ...]:
     replicas, in_sync = partition.replicas, partition.in_sync_replicas
     behind = behind_in_words(zip(replicas, partition.replica_lags, strict=False))
-    return _nodes(replicas), _nodes(in_sync), behind or None
+    store = ("store",) if partition.store_in_sync else ()
+    return _nodes(replicas), ",".join((*map(str, in_sync), *store)), behind or None
 
 
 def behind_in_words(lags: Iterable[tuple[int, int]]) -> str:

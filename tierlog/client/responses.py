@@ -63,6 +63,7 @@ class PartitionDescription(msgspec.Struct, frozen=True, kw_only=True):
     replica_lags: tuple[int, ...] = ()
     adding_replicas: tuple[int, ...] = ()
     removing_replicas: tuple[int, ...] = ()
+    store_in_sync: bool = False
 
 
 class DamagedPartition(msgspec.Struct, frozen=True, kw_only=True):

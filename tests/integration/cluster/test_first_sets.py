@@ -229,6 +229,7 @@ def test_partitions_of_one_topic_may_have_a_set_and_have_none(cluster: BrokerClu
     until(
         lambda: {one.topic("flights").record.replication_factor for one in cluster.running} == {3}
     )
+    until(lambda: all(is_led(cluster, "flights", one) for one in range(3)), patience_s=30)
     only, alone = cluster.leader("flights", 1), cluster.leader("flights", 2)
     assert (node_id_of(only), alone.partition("flights", 2).term) == (1, None)
     cluster_of(alone).leave(timeout_s=20)

@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.manifests import run_of
 from tierlog.broker.cluster import cold_partitions
 from tierlog.broker.cluster.cold_partitions import MANIFEST_MAX_AGE_S, ColdPartitions
-from tierlog.broker.cluster.leaders import Leaders
+from tierlog.broker.cluster.leaders import Leaders, LedPartition
 from tierlog.broker.topic_registry import TopicRecord
 from tierlog.host.waiting import Wait, WouldBlock
 
@@ -34,7 +34,9 @@ class Case:
         self.hear(1, cold_end=500)
 
     def hear(self, node_id: int, *, cold_end: int, log_end: int = 900) -> None:
-        self.leaders.put_report(node_id, {("id", n): (1, log_end, cold_end) for n in range(9)})
+        self.leaders.put_report(
+            node_id, {("id", n): LedPartition(1, log_end, cold_end) for n in range(9)}
+        )
 
     def load_cold_reads(self, _: TopicRecord, number: int, *, at_least: int) -> Any:
         self.loads.append((number, at_least))

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pytest
 
 from tierlog.broker.cluster.leaders import Leader, Leaders, LedPartition
 from tierlog.broker.cluster.peers import LeaderReport
@@ -41,9 +42,9 @@ def test_a_partition_is_shown_with_the_set_that_its_leader_reported() -> None:
     leaders = Leaders()
     leaders.put_report(1, {("a", 0): ONE, ("b", 0): THREE})
     sets = sets_of(leaders)
-    assert sets.shown("a", 0) == (3, 1, [1], [1], [0], (), ())
-    assert sets.shown("b", 0) == (4, 1, [1, 2, 3], [1, 3], [0, 7, -1], (), ())
-    assert sets.shown("c", 0) == (-1, None, [], [], [], (), ())
+    assert sets.shown("a", 0) == (3, 1, [1], [1], [0], (), (), False)
+    assert sets.shown("b", 0) == (4, 1, [1, 2, 3], [1, 3], [0, 7, -1], (), (), False)
+    assert sets.shown("c", 0) == (-1, None, [], [], [], (), (), False)
 
 
 def test_the_last_set_is_shown_of_a_partition_whose_leader_is_gone() -> None:
@@ -51,10 +52,10 @@ def test_the_last_set_is_shown_of_a_partition_whose_leader_is_gone() -> None:
     leaders.put_report(1, {("a", 0): ONE, ("b", 0): THREE})
     leaders.keep_only([2, 3])
     sets = sets_of(leaders)
-    assert sets.shown("a", 0) == (-1, None, [1], [], [], (), ())
-    assert sets.shown("b", 0) == (-1, None, [1, 2, 3], [1, 3], [], (), ())
+    assert sets.shown("a", 0) == (-1, None, [1], [], [], (), (), False)
+    assert sets.shown("b", 0) == (-1, None, [1, 2, 3], [1, 3], [], (), (), False)
     leaders.put_report(3, {("b", 0): LedPartition(5, 21, 5, (1, 2, 3), (2, 3), (1, 1, 0))})
-    assert sets.shown("b", 0) == (5, 3, [1, 2, 3], [2, 3], [1, 1, 0], (), ())
+    assert sets.shown("b", 0) == (5, 3, [1, 2, 3], [2, 3], [1, 1, 0], (), (), False)
 
 
 def test_what_is_short_is_counted_of_all_or_of_one_leader() -> None:
@@ -76,3 +77,12 @@ def test_a_partition_that_is_still_alone_is_not_short_of_what_it_has_not() -> No
     leaders.put_report(1, {("a", 0): ONE, ("a", 1): THREE})
     replicated = topic("a", factor=3, partitions=2, **{"min.insync.replicas": 2})
     assert sets_of(leaders).count_short([replicated]) == Short(under_replicated=1, at_min_isr=1)
+
+
+@pytest.mark.parametrize(("has_store", "missing"), [(True, 0), (False, 1)])
+def test_the_bucket_counts_as_a_replica_in_sync(has_store: bool, missing: int) -> None:
+    leaders = Leaders()
+    led = LedPartition(4, 20, 5, (1,), (1,), (0,), has_store=has_store)
+    leaders.put_report(1, {("a", 0): led})
+    stored = topic("a", factor=1, **{"replication.store": "always"})
+    assert sets_of(leaders).count_short([stored]) == Short(under_min_isr=missing)

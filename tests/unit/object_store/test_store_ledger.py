@@ -10,6 +10,7 @@ def test_the_purpose_follows_from_operation_and_key():
     assert purpose_of("put", log) == purpose_of("head", log) == "offload"
     assert purpose_of("get", log) == "cold_read"
     assert purpose_of("put", "topics/t/i/0/manifest/1.json") == "manifest"
+    assert purpose_of("put", "wal/a/1/2.wal") == purpose_of("get", "wal/a/1/2.wal") == "write_ahead"
     assert purpose_of("list", log) == "list"
     assert purpose_of("delete", log) == "delete"
     assert purpose_of("put", "probe/run/x") == "probe"

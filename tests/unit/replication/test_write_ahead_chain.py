@@ -14,7 +14,9 @@ from tierlog.broker.replication.write_ahead_chain import (
     ChainWriter,
     ClosedChain,
     chain_folder,
+    chains_of,
     collect,
+    remaining,
 )
 from tierlog.cold_tier.write_ahead_object import (
     FENCE,
@@ -35,13 +37,13 @@ from tierlog.record_format.errors import (
     UnknownFormatVersion,
 )
 
-FOLDER = chain_folder("a", "1")
+FOLDER = chain_folder("a/1")
 HERE, THERE = Place(b"\1" * 16, 0), Place(b"\2" * 16, 7)
 PATIENCE_S = 30
 
 
 def part(base, end, *, place=HERE, epoch=3, data=None):
-    return Part(place, epoch, base, end, f"{base}-{end}".encode() if data is None else data)
+    return Part(place, epoch, base, end, 0, f"{base}-{end}".encode() if data is None else data)
 
 
 def key(number):
@@ -79,14 +81,14 @@ def test_an_object_tells_where_each_part_lies(count):
     data = pack_parts(parts)
     stored = parse(data)
     assert [data[one.position :][: one.size_bytes] for one in stored] == [p.data for p in parts]
-    assert [tuple(one)[:4] for one in stored] == [tuple(one)[:4] for one in parts]
+    assert [tuple(one)[:5] for one in stored] == [tuple(one)[:5] for one in parts]
     assert (count == 1000) == any(one.position > FIRST_READ_BYTES for one in stored[:1])
 
 
 @pytest.mark.parametrize("count", [1, 400])
 def test_what_an_interrupted_put_left_has_no_parts(count):
     data = pack_parts([part(n, n + 1) for n in range(count)])
-    for size_bytes in {*range(1, 79), len(data) // 2, len(data) - 1}:
+    for size_bytes in {*range(1, 87), len(data) // 2, len(data) - 1}:
         assert parse(data[:size_bytes]) == []
 
 
@@ -175,13 +177,30 @@ def test_a_chain_that_was_never_written_to_is_closed_by_a_fence(store, writer):
     assert writer.send([part(0, 1)]).exception(PATIENCE_S).__class__ is FencedError
 
 
-def test_the_newest_object_is_kept_although_all_is_covered(store, writer):
+def numbers(store):
+    return [int(stat.key[-24:-4]) for stat in store.list(FOLDER, limit=1000)]
+
+
+def test_the_newest_object_is_kept_until_the_chain_is_closed(store, writer):
     for n in range(5):
         writer.send([part(n, n + 1)]).result(PATIENCE_S)
-    covered = collect(store, FOLDER, lambda parts: all(one.end_offset <= 3 for one in parts))
-    assert covered == [0, 1, 2]
+    assert collect(store, FOLDER, lambda parts: all(one.end_offset <= 3 for one in parts)) == 3
+    assert numbers(store) == [3, 4]
     ClosedChain(store, FOLDER)
-    assert collect(store, FOLDER, lambda _: True) == [0, 1, 2, 3]
+    assert collect(store, FOLDER, lambda _: True) == 2  # nobody writes it any more
+    assert numbers(store) == [1, 2, 5]  # fences
+    assert found(store) == []
+
+
+def test_what_remains_of_a_chain_is_told(store, writer):
+    writer.send([part(0, 1)]).result(PATIENCE_S)
+    writer.send([part(1, 2)]).result(PATIENCE_S)
+    assert [one.is_newest for one in remaining(store, "a/1")] == [False, True]
+    ClosedChain(store, FOLDER)
+    assert list(chains_of(store)) == list(chains_of(store, "a")) == ["a/1"]
+    assert list(chains_of(store, "b")) == []
+    rows = [(one.is_fence, one.is_newest, len(one.parts)) for one in remaining(store, "a/1")]
+    assert rows == [(False, False, 1), (False, False, 1), (True, False, 0)]
 
 
 @pytest.mark.parametrize("kind", ["memory", "folder"])
@@ -223,8 +242,7 @@ def _close_while_it_is_written(store, dice):
         if dice.random() < 0.3 and not is_late:
             covered = len(_acked(sent))
             with store.faultless():
-                numbers = collect(store, FOLDER, partial(_is_covered, covered))
-                store.delete([key(one) for one in numbers])
+                collect(store, FOLDER, partial(_is_covered, covered))
     slow.gate.set()
     for closer in closers:
         closer.join(PATIENCE_S)
