@@ -1,10 +1,11 @@
 """A topic in a bucket, its table in a SQLite catalog, and a process that forks for each run of
 `sync`, which may be killed: PyIceberg takes two seconds to import.
 
-    python -m tests.fakes.topic_tables FOLDER
+    python -m tests.fakes.topic_tables
 
-Each line of standard input is answered by a line: `run CALL`, where the run is killed before that
-call of the table's files and catalog (0: it is not), by its process id; `wait PID` by how it ended.
+Each line of standard input is answered by a line: `run CALL FOLDER`, where the run is killed before
+that call of the table's files and catalog (0: it is not), by its process id; `wait PID` by how it
+ended.
 """
 
 from __future__ import annotations
@@ -124,12 +125,12 @@ def check_each_once(table: TopicTable) -> None:
 
 
 class Runs:
-    """Runs of `sync`, each in a process of its own."""
+    """Runs of `sync`, each in a process of its own; `folder` gets their log."""
 
     def __init__(self, folder: Path) -> None:
         self._log = (folder / "runs.log").open("ab")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fakes.topic_tables", str(folder)],
+            [sys.executable, "-m", "tests.fakes.topic_tables"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -138,8 +139,8 @@ class Runs:
             bufsize=1,
         )
 
-    def start(self, *, killed_at: int = 0) -> int:
-        return self._ask(f"run {killed_at}")
+    def start(self, table: TopicTable, *, killed_at: int = 0) -> int:
+        return self._ask(f"run {killed_at} {table.folder}")
 
     def wait(self, pid: int) -> int:
         return self._ask(f"wait {pid}")
@@ -167,14 +168,14 @@ def runs_of(folder: Path) -> Iterator[Runs]:
 # --- the process ----------------------------------------------------------------------------------
 
 
-def serve(folder: Path) -> None:
+def serve() -> None:
     for line in sys.stdin:
-        command, number = line.split()
+        command, number, *folder = line.split(maxsplit=2)
         if command == "wait":
             _, status = os.waitpid(int(number), 0)
             print(os.waitstatus_to_exitcode(status), flush=True)
         elif (pid := os.fork()) == 0:
-            os._exit(run_once(folder, int(number)))
+            os._exit(run_once(Path(folder[0].rstrip("\n")), int(number)))
         else:
             print(pid, flush=True)
 
@@ -223,4 +224,4 @@ def _wrapped(method: Callable[..., Any], do: Callable[[], None]) -> Callable[...
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]))
+    serve()

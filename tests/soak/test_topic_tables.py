@@ -46,7 +46,8 @@ def test_a_table_has_each_record_once_however_its_writers_end(tmp_path):
         with runs_of(table.folder) as runs:
             for segment in range(1, SEGMENTS + 1):
                 writers = [
-                    runs.start(killed_at=dice.choice((0, dice.randrange(1, 30)))) for _ in "1234"
+                    runs.start(table, killed_at=dice.choice((0, dice.randrange(1, 30))))
+                    for _ in "1234"
                 ]
                 for pid in writers:
                     if dice.random() < 0.5:

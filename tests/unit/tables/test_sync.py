@@ -43,6 +43,12 @@ def table(tmp_path):
     return made
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    with runs_of(tmp_path_factory.mktemp("runs")) as started:
+        yield started
+
+
 def test_a_row_has_what_the_record_has_for_each_reader(table, monkeypatch):
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
     assert table.run() == Synced(commits=3, records=177)
@@ -217,21 +223,19 @@ def test_an_attempt_that_may_still_be_committed_keeps_its_files(table):
     check_no_other_files(table)
 
 
-def test_a_run_that_is_killed_at_any_call_leaves_nothing_out_and_nothing_twice(table):
-    with runs_of(table.folder) as runs:
-        calls = 0
-        while runs.wait(runs.start(killed_at=calls + 1)):
-            calls += 1
-            assert calls < 60
+def test_a_run_that_is_killed_at_any_call_leaves_nothing_out_and_nothing_twice(table, runs):
+    calls = 0
+    while runs.wait(runs.start(table, killed_at=calls + 1)):
+        calls += 1
+        assert calls < 60
     assert calls >= 9  # of one commit
     table.run()
     check_each_once(table)
     check_no_other_files(table)
 
 
-def test_four_runs_at_once_add_each_record_once(table):
-    with runs_of(table.folder) as runs:
-        assert [runs.wait(pid) for pid in [runs.start() for _ in range(4)]] == [0] * 4
+def test_four_runs_at_once_add_each_record_once(table, runs):
+    assert [runs.wait(pid) for pid in [runs.start(table) for _ in range(4)]] == [0] * 4
     check_each_once(table)
     table.run()
     check_no_other_files(table)
