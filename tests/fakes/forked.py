@@ -33,6 +33,7 @@ LIBRARIES: Final = (
         "boto3",
         "cramjam",
         "fastapi",
+        "httpcore2",
         "httpx2",
         "jinja2",
         "lz4.frame",
@@ -43,15 +44,17 @@ LIBRARIES: Final = (
     *("pyiceberg.catalog.sql", "pyiceberg.io.pyarrow"),
     *("prometheus_client", "rich.progress", "structlog", "typer", "uvicorn", "uvloop", "zstandard"),
 )
-OF_A_BROKER: Final = (
+IMPORTED_LATE: Final = (
     "tierlog.api.http.gateway",
     "tierlog.api.http.metrics.cluster_metrics",
     "tierlog.api.http.peers",
     "tierlog.api.kafka.handlers",
     "tierlog.api.kafka.listener",
     "tierlog.cli.broker_process",
+    "tierlog.client.client",
+    "tierlog.repair.restore",
 )
-"""What it imports late, or only if it is one of several, or serves Kafka clients."""
+"""What commands import once they run: for a broker, also what only some of them need."""
 
 MAX_REQUEST: Final = 128 << 10
 _NUMBER: Final = struct.Struct("<i")
@@ -140,11 +143,12 @@ def _parent() -> socket.socket:
 
 def _serve(requests: socket.socket) -> list[str]:
     """Fork for each request. Returns in each child, with its arguments."""
-    for name in (*LIBRARIES, *OF_A_BROKER):
+    for name in (*LIBRARIES, *IMPORTED_LATE):
         import_module(name)
     for command in import_module("tierlog.cli.program").COMMANDS.values():
         if not command.extra:
             import_module(f"tierlog.cli.{command.module}")
+    import_module("tierlog.api.http.peers").trusted_for_peers(None)  # read once for all
     _prepare_numba()
     gc.freeze()  # a collection would write to shared pages, and so copy them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
