@@ -12,6 +12,7 @@ import pytest
 from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.kafka_brokers import Brokers, leader_of, move, three_brokers
 from tests.fakes.served_broker import Served, served_broker
+from tests.fakes.soak import restored_broker
 from tests.fakes.waiting import until
 from tierlog.api.http.settings import HttpSettings
 from tierlog.api.serving.grants import Scope
@@ -34,7 +35,7 @@ def register(http: httpx2.Client, url: str, name: str, subject: str = "") -> Any
     return answer.json()["id"]
 
 
-def test_ids_outlive_a_kill(tmp_path: Path, http: httpx2.Client) -> None:
+def test_ids_outlive_a_kill_and_a_lost_disk(tmp_path: Path, http: httpx2.Client) -> None:
     broker = BrokerProcess(tmp_path).start()
     try:
         ids = {name: register(http, broker.url, name) for name in "ABC"}
@@ -48,8 +49,13 @@ def test_ids_outlive_a_kill(tmp_path: Path, http: httpx2.Client) -> None:
         assert http.get(f"{broker.url}/config/A").json() == {"compatibilityLevel": "FULL"}
         assert http.get(f"{broker.url}/schemas/ids/{ids['C']}").status_code == 404
         assert register(http, broker.url, "D") == max(ids.values()) + 1, "no id is given twice"
+        offload = f"{broker.url}/v1/topics/_schemas/offload"
+        until(lambda: http.post(offload).json()["remaining_segments"] == 0)
     finally:
         broker.kill()
+    with restored_broker(broker) as other:
+        assert {name: register(http, other.url, name) for name in "AB"} == again
+        assert register(http, other.url, "E") == max(ids.values()) + 2
 
 
 @pytest.fixture

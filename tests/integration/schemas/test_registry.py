@@ -27,7 +27,10 @@ from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSe
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from tests.fakes.served_broker import Served
-from tierlog.broker.offset_log import stored_records
+from tierlog.broker.offset_log import append_records, stored_records
+from tierlog.broker.schema_registry.records import Schema as Kept
+from tierlog.broker.schema_registry.records import SubjectVersion, schema_row
+from tierlog.broker.schema_registry.registry import SchemaRegistry
 
 FLIGHT = {
     "type": "record",
@@ -307,7 +310,7 @@ def test_what_another_registry_writes_to_the_topic_counts(
     served: Served, http: httpx2.Client, subject: str
 ) -> None:
     """Karapace, on Kafka's wire; and what nobody can read costs nothing else."""
-    highest = http.get("/schemas/ids/1", params={"fetchMaxId": True}).json()["maxId"]
+    highest = highest_id(http)
     key = {"subject": subject, "version": 1, "magic": 1, "keytype": "SCHEMA"}
     value = {
         "subject": subject,
@@ -329,3 +332,32 @@ def test_what_another_registry_writes_to_the_topic_counts(
     new = {"schema": '{"type":"record","name":"Ours","fields":[]}'}
     path = f"/subjects/{subject}-2/versions"
     assert http.post(path, json=new).json() == {"id": highest + 11}
+
+
+def test_an_id_that_another_registry_gives_meanwhile_is_not_given_again(
+    served: Served, http: httpx2.Client, subject: str
+) -> None:
+    theirs = itertools.chain([True], itertools.repeat(False))
+    highest = highest_id(http)
+    other = SubjectVersion(f"{subject}-2", 1, highest + 1, of_record("Theirs2"))
+
+    def clock() -> int:  # between a decision and its append
+        if next(theirs):
+            partition = served.broker.partition("_schemas", 0)
+            append_records(partition, [schema_row(other)], now_ms=1).result()
+        return 1
+
+    registry = SchemaRegistry(served.broker._topics, clock=clock)
+    assert registry.register(subject, of_record("Ours2")).schema_id == highest + 2
+    assert http.get(f"/subjects/{subject}-2/versions/1").json()["id"] == highest + 1
+
+
+def highest_id(http: httpx2.Client) -> int:
+    first = http.post("/subjects/first/versions", json={"schema": '"string"'}).json()["id"]
+    answer = http.get(f"/schemas/ids/{first}", params={"fetchMaxId": True})
+    highest: int = answer.json()["maxId"]
+    return highest
+
+
+def of_record(name: str) -> Kept:
+    return Kept("AVRO", json.dumps({"type": "record", "name": name, "fields": []}))
