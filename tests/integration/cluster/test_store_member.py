@@ -16,6 +16,7 @@ from tests.integration.cluster.test_moving import append, produced
 from tests.integration.cluster.test_replicas import appended, created, in_sync, is_led, values
 from tierlog.broker.broker import Broker
 from tierlog.broker.cluster.shown_sets import Short
+from tierlog.broker.groups import NewOffset
 from tierlog.broker.replication.in_sync import STORE
 from tierlog.broker.replication.write_ahead_chain import ClosedChain, chain_folder
 from tierlog.cli.bucket_reader import BucketReader
@@ -23,6 +24,7 @@ from tierlog.cold_tier.write_ahead_object import FENCE
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.manifest.replica_sets import ReplicaSet
 from tierlog.object_store.open import open_store
+from tierlog.record_format.consumer_offsets import TOPIC as OFFSETS_TOPIC
 from tierlog.record_format.errors import NotEnoughReplicas, OutcomeUnknownError, TierlogError
 from tierlog.repair.verify import verify_topic
 
@@ -243,3 +245,26 @@ def stored(cluster: BrokerCluster) -> list[str]:
     """The write-ahead objects that are no fences."""
     store = open_store(cluster.bucket)
     return [one.key for one in store.list("wal/", limit=1000) if one.size_bytes > len(FENCE)]
+
+
+def test_what_a_group_committed_outlives_the_disk_too(cluster: BrokerCluster) -> None:
+    broker = alone(cluster)
+    commit(broker, 3)
+    broker.alter_topic(OFFSETS_TOPIC, config=ALWAYS)
+
+    def is_stored() -> bool:
+        led = broker.topic(OFFSETS_TOPIC).partitions.get(0)
+        term = None if led is None else led.term
+        return term is not None and STORE in term.lead.in_force.in_sync
+
+    until(is_stored, patience_s=30)
+    commit(broker, 7)
+    cluster.lose(broker)
+    broker = cluster.start("b", **FAST)
+    until(lambda: 0 in broker.topic(OFFSETS_TOPIC).partitions, patience_s=30)
+    until(lambda: broker.groups.committed("g"), patience_s=30)
+    assert [one.offset for one in broker.groups.committed("g").values()] == [7]
+
+
+def commit(broker: Broker, offset: int) -> None:
+    broker.groups.commit_offsets("g", [NewOffset("flights", 0, offset)])
