@@ -140,7 +140,7 @@ def test_what_was_merged_and_is_on_disk_too_does_not_keep_compaction_from_workin
     harness.broker.create_topic("t", config=CONFIG)
     partition = harness.broker.partition("t", 0)
     for number in range(5):
-        put(harness, "t", [(b"key-%d" % (key % 7), b"%d" % number) for key in range(10)])
+        put(harness, "t", [(b"key-%d" % (key % 7), b"%d" % number * 60) for key in range(10)])
         partition.upkeep.roll()
     harness.offload()
     harness.stop_copying()
@@ -151,6 +151,7 @@ def test_what_was_merged_and_is_on_disk_too_does_not_keep_compaction_from_workin
     )
     merge(harness)
     compacts = {**CONFIG, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0}
+    compacts["segment.bytes"] = 1024  # so that no two become one
     changed = LogConfig.parse(compacts)
     partition.check_change(partition.config, changed)
     partition.update_config(changed)
@@ -159,7 +160,7 @@ def test_what_was_merged_and_is_on_disk_too_does_not_keep_compaction_from_workin
     assert partition.is_mirrored
     assert last_of(harness.records("t")) == last_of(cold_records(harness, "t"))
     assert {key: value for key, (_, value) in last_of(harness.records("t")).items()} == {
-        b"key-%d" % key: b"4" for key in range(7)
+        b"key-%d" % key: b"4" * 60 for key in range(7)
     }
     assert verify_topic(harness.broker, "t", deep=True).ok
 
