@@ -96,7 +96,7 @@ class World:
         self.begins_alone = seed % 7 == 3
         if self.begins_alone:
             factor, min_in_sync = 1, {}
-        self.is_compacted = seed % 7 == 5
+        self.is_compacted = seed % 7 == 4
         policy = COMPACTED if self.is_compacted else {}
         self.record = TopicRecord(
             name=TOPIC,

@@ -42,8 +42,10 @@ CAUGHT_BY = {
     "a follower forgets the producers of what it appends": 3,
     "a replica begins at its leader's local start without the bucket's producers": 13,
     "what is not committed is uploaded": 0,
-    "what is not committed replaces what is": 5,
+    "what is not committed replaces what is": 4,
 }
+
+RARELY = {"a flush that failed is taken for done": 600}  # of the seeds whose disks fail
 
 
 @pytest.fixture(autouse=True)
@@ -61,8 +63,8 @@ def run(seed, root, disk):
         raise AssertionError(f"TIERLOG_SEED={seed}: {error}") from error
 
 
-def run_until_wrong(seed, root, disk):
-    until_s = time.process_time() + PATIENCE_S
+def run_until_wrong(seed, root, disk, *, patience_s):
+    until_s = time.process_time() + patience_s
     while time.process_time() < until_s:
         run(seed, root, disk)
         seed += 1
@@ -88,8 +90,11 @@ def test_every_planted_bug_has_a_seed_that_is_to_catch_it():
     assert set(CAUGHT_BY) == set(BUGS)
 
 
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize(
+    "bug", [pytest.param(one, marks=[pytest.mark.soak] if one in RARELY else []) for one in BUGS]
+)
 def test_a_planted_bug_is_caught(bug, tmp_path, failing_disk, monkeypatch):
     BUGS[bug](monkeypatch)
+    patience_s = RARELY.get(bug, PATIENCE_S)
     with pytest.raises(AssertionError, match="TIERLOG_SEED"):
-        run_until_wrong(CAUGHT_BY[bug], tmp_path, failing_disk)
+        run_until_wrong(CAUGHT_BY[bug], tmp_path, failing_disk, patience_s=patience_s)
