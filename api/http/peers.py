@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Final, TypeVar
 
@@ -26,7 +26,7 @@ from tierlog.broker.cluster.peers import (
     TransactionPart,
 )
 from tierlog.broker.data_folder import TopicIdPartition
-from tierlog.broker.replication.messages import Fetched, ReplicaFetch
+from tierlog.broker.replication.messages import FetchedRows, ReplicaFetch
 from tierlog.broker.schema_registry.formats import Source
 from tierlog.broker.share_coordinator.share_state import StateAnswer, StateCall
 from tierlog.record_format.errors import ConfigurationError, PeerUnavailable
@@ -114,10 +114,12 @@ class HttpPeers:
         else:
             self._call("DELETE", place)
 
-    def fetch_replicas(self, url: str, request: ReplicaFetch) -> list[Fetched]:
+    def fetch_replicas(
+        self, url: str, request: ReplicaFetch, *, asked: Collection[TopicIdPartition]
+    ) -> FetchedRows:
         check_trusted(url, self._ca_file)
         timeout_s = (request.wait_ms + self._session_timeout_ms) / 1000
-        return self._replicas.fetch_replicas(url, request, timeout_s=timeout_s)
+        return self._replicas.fetch_replicas(url, request, asked=asked, timeout_s=timeout_s)
 
     def take_part(self, url: str, part: TransactionPart) -> str:
         return self._read("POST", f"{url}/v1/cluster/transaction-parts", str, part)

@@ -13,13 +13,15 @@ import http.client
 import ssl
 import threading
 import time
+from collections.abc import Collection
 from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
 
 from tierlog.api.http.header_values import JSON, REPLICA_FETCH
-from tierlog.broker.replication.messages import Fetched, PartitionAnswer, ReplicaFetch
+from tierlog.broker.data_folder import TopicIdPartition
+from tierlog.broker.replication.messages import Fetched, FetchedRows, FetchHead, ReplicaFetch
 from tierlog.record_format.batch import LOG_OVERHEAD
 from tierlog.record_format.errors import PeerUnavailable
 from tierlog.record_format.workarounds import decode_json
@@ -50,9 +52,16 @@ class ReplicaConnections:
             for connection in connections:
                 connection.close()
 
-    def fetch_replicas(self, url: str, request: ReplicaFetch, *, timeout_s: float) -> list[Fetched]:
-        """`timeout_s`: for the answer to begin, and for each of its pieces. Raises
-        PeerUnavailable.
+    def fetch_replicas(
+        self,
+        url: str,
+        request: ReplicaFetch,
+        *,
+        asked: Collection[TopicIdPartition],
+        timeout_s: float,
+    ) -> FetchedRows:
+        """`asked`: what is in the session; `timeout_s`: for the answer to begin, and for each of
+        its pieces. Raises PeerUnavailable.
         """
         body = msgspec.json.encode(request)
         headers = self._headers | {"tierlog-forwarded": str(request.node_id)}
@@ -62,7 +71,8 @@ class ReplicaConnections:
             raise PeerUnavailable(f"{url}: {error}") from error
         try:
             answer = _asked(connection, body, headers)
-            found = _Reader(answer, request, timeout_s=timeout_s).read_answer()
+            reader = _Reader(answer, asked, max_bytes=request.max_bytes, timeout_s=timeout_s)
+            found = reader.read_answer()
         except (http.client.HTTPException, OSError, ValueError, msgspec.MsgspecError) as error:
             connection.close()
             raise PeerUnavailable(f"{url}: {error or type(error).__name__}") from error
@@ -118,40 +128,43 @@ class _Reader:
     """One answer. Raises ValueError for what no leader of ours would send."""
 
     def __init__(
-        self, answer: http.client.HTTPResponse, request: ReplicaFetch, *, timeout_s: float
+        self,
+        answer: http.client.HTTPResponse,
+        asked: Collection[TopicIdPartition],
+        *,
+        max_bytes: int,
+        timeout_s: float,
     ) -> None:
-        self._answer, self._request = answer, request
+        self._answer, self._asked, self._max_bytes = answer, asked, max_bytes
         self._ends_s = time.monotonic() + timeout_s
 
-    def read_answer(self) -> list[Fetched]:
+    def read_answer(self) -> FetchedRows:
         if self._answer.status != 200:
             text = self._answer.read1(500).decode("utf-8", "replace")
             raise ValueError(f"{self._answer.status}: {text}")
         size_bytes = self._answer.length
         if self._answer.headers.get("content-type") != REPLICA_FETCH or size_bytes is None:
             raise ValueError("it is no answer to a replica")
-        rows = self._read_head(size_bytes)
-        left = self._request.max_bytes
+        head, left = self._read_head(size_bytes), self._max_bytes
         found = []
-        for row in rows:
+        for row in head.partitions:
             found.append(Fetched(row, self._read_batches(row.size_bytes, left)))
             left -= row.size_bytes
         self._answer.close()
-        return found
+        return FetchedRows(head.session_id, found)
 
-    def _read_head(self, size_bytes: int) -> list[PartitionAnswer]:
-        length = int.from_bytes(self._read(_LENGTH_BYTES), "big")
-        asked = {(one.topic_id, one.partition) for one in self._request.partitions}
+    def _read_head(self, size_bytes: int) -> FetchHead:
+        length, asked = int.from_bytes(self._read(_LENGTH_BYTES), "big"), self._asked
         if length > HEAD_BASE_BYTES + HEAD_ROW_BYTES * len(asked):
             raise ValueError(f"its head has {length} bytes, for {len(asked)} partitions")
-        rows = decode_json(self._read(length), list[PartitionAnswer])
-        places = [(one.topic_id, one.partition) for one in rows]
-        if len(set(places)) < len(places) or not asked.issuperset(places):
+        head = decode_json(self._read(length), FetchHead)
+        places = [(one.topic_id, one.partition) for one in head.partitions]
+        if len(set(places)) < len(places) or not all(one in asked for one in places):
             raise ValueError("it has partitions that were not asked for, or one twice")
-        batches = sum(one.size_bytes for one in rows)
+        batches = sum(one.size_bytes for one in head.partitions)
         if size_bytes != _LENGTH_BYTES + length + batches:
             raise ValueError(f"its body has {size_bytes} bytes, and its rows {batches}")
-        return rows
+        return head
 
     def _read_batches(self, size_bytes: int, left: int) -> memoryview:
         """`left`: of what was asked for. Beyond it there may be one batch, if there is any left."""
@@ -159,7 +172,7 @@ class _Reader:
             return self._read(size_bytes)
         begins = self._read(LOG_OVERHEAD) if left > 0 and size_bytes >= LOG_OVERHEAD else b""
         if not begins or LOG_OVERHEAD + int.from_bytes(begins[8:], "big") != size_bytes:
-            raise ValueError(f"it has more than the {self._request.max_bytes} bytes asked for")
+            raise ValueError(f"it has more than the {self._max_bytes} bytes asked for")
         return self._read(size_bytes, begins)
 
     def _read(self, size_bytes: int, begins: bytes | memoryview = b"") -> memoryview:

@@ -824,10 +824,13 @@ _CLUSTER_CALLS: Final = (
         path="/v1/replica/fetch",
         handler=fetch_replicas,
         summary="A follower reads what it lacks of a leader's partitions",
-        description="Between brokers. The answer begins with the length of its head (4 bytes, "
-        "big-endian) and the head, a JSON array with a row for each partition of which there is "
-        "something to say; the batches of the rows follow, in their order, `size_bytes` of each. "
-        "A row is `topic_id`, `partition`, `leader_epoch`, `number`, `high_watermark`, "
+        description="Between brokers. `session_id` 0 begins a session, and names all partitions; "
+        "the next ones, whose `number` counts up from 1, name what is new, and in `forgotten` what "
+        "is not followed any more. The answer begins with the length of its head (4 bytes, "
+        "big-endian) and the head, a JSON array of the session's id, which is another one if "
+        "nothing of the fetch counted, and an array with a row for each partition of which there "
+        "is something to say; the batches of the rows follow, in their order, `size_bytes` of "
+        "each. A row is `topic_id`, `partition`, `leader_epoch`, `number`, `high_watermark`, "
         "`log_start_offset`, `local_log_start_offset`, `segment_base_offset`, `size_bytes`, "
         "`diverging` and `error`, without the names. Waits up to `wait_ms` for one.",
         body={JSON: Body(schema=ReplicaFetch, example=_REPLICA_EXAMPLE)},

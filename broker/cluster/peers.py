@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import msgspec
 
 from tierlog.broker.cluster.leaders import LedPartition, Report
 from tierlog.broker.data_folder import TopicIdPartition
-from tierlog.broker.replication.messages import Fetched, ReplicaFetch
+from tierlog.broker.replication.messages import FetchedRows, ReplicaFetch
 from tierlog.broker.schema_registry.formats import Source
 from tierlog.broker.share_coordinator.share_state import StateAnswer, StateCall
 from tierlog.record_format.topic_rules import ConfigValue
@@ -147,9 +147,11 @@ class Peers(Protocol):
         """Tell the broker there, which has this node id, to be drained, or no longer."""
         ...
 
-    def fetch_replicas(self, url: str, request: ReplicaFetch) -> list[Fetched]:
+    def fetch_replicas(
+        self, url: str, request: ReplicaFetch, *, asked: Collection[TopicIdPartition]
+    ) -> FetchedRows:
         """What the leader there has for this broker's replicas: nothing, if it has had nothing new
-        for `wait_ms`.
+        for `wait_ms`. `asked`: all that are in the session.
         """
         ...
 

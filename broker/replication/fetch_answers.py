@@ -2,8 +2,8 @@
 
 * A fetch is read up to the end of the log, not of what is committed, and never across the border of
   a segment.
-* What a replica says in its fetch counts before it is answered (`Term.note_fetch`); under another
-  epoch it is only told so, and counts for what it has seen.
+* What a fetch names counts before it is answered (`Term.note_fetch`); under another epoch the
+  replica is only told so, and counts for what it has seen.
 * A watermark alone answers no fetch that waits, or each record would cost two (KAFKA-9731).
 * Where its log parts from the leader's it is told by epochs, and nothing is sent (KIP-595).
 * A log whose last epoch is older than all that are known, and that has more than it knows to be
@@ -15,21 +15,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from msgspec.structs import replace
 
 from tierlog.broker.data_folder import TopicIdPartition
 from tierlog.broker.partition import Partition
 from tierlog.broker.replication import election
-from tierlog.broker.replication.in_sync import Fetch
+from tierlog.broker.replication.fetch_sessions import Entry, FetchSession, TakenFetch
 from tierlog.broker.replication.messages import (
+    NO_SESSION,
+    OUT_OF_RANGE,
     Answered,
     FetchError,
     PartitionAnswer,
     PartitionFetch,
     ReplicaFetch,
 )
-from tierlog.broker.replication.replica import OUT_OF_RANGE, Replica
+from tierlog.broker.replication.replica import Replica
 from tierlog.broker.replication.term import Term
 from tierlog.host.waiting import Wait
 from tierlog.record_format.errors import OffsetTrimmed
@@ -42,24 +45,32 @@ UNKNOWN: FetchError = "unknown-partition"
 class FetchAnswers:
     """Thread-safe. `replicas`: those of this broker, as they are now."""
 
-    def __init__(self, replicas: Mapping[TopicIdPartition, Replica]) -> None:
-        self._replicas = replicas
+    def __init__(
+        self, replicas: Mapping[TopicIdPartition, Replica], *, monotonic: Callable[[], int]
+    ) -> None:
+        self._replicas, self._monotonic = replicas, monotonic
+        self._sessions: dict[int, FetchSession] = {}  # by the node id of the broker that fetches
+        self._lock = threading.Lock()
 
-    def answer_fetch(self, request: ReplicaFetch) -> list[Answered]:
-        """What is new for the replicas that ask. May block."""
-        answers: list[Answered] = []
-        left = request.max_bytes
-        for one in request.partitions:
-            answered = self._answer(one, request.node_id, left)
-            if answered is not None:
-                left = max(0, left - answered.answer.size_bytes)
-                answers.append(answered)
-        if request.wait_ms and all(one.may_wait for one in answers):
-            return []
-        return answers
+    def take_fetch(self, request: ReplicaFetch) -> TakenFetch | None:
+        """None if it is not the next of the broker's session. May block."""
+        node_id, before = request.node_id, None
+        with self._lock:
+            session = self._sessions.get(node_id)
+            if request.session_id == NO_SESSION:
+                before = session
+                session = FetchSession(node_id, partial(self._answer, node_id), self._monotonic)
+                kept = {one: it for one, it in self._sessions.items() if not it.is_empty}
+                self._sessions = {**kept, node_id: session}
+        if before is not None:
+            before.close()
+        if session is None or request.session_id not in (NO_SESSION, session.id):
+            return None
+        return session.take_in(request)
 
-    def _answer(self, one: PartitionFetch, node_id: int, left: int) -> Answered | None:
-        replica = self._replicas.get((one.topic_id, one.partition))
+    def _answer(self, node_id: int, entry: Entry, left: int) -> Answered | None:
+        one, entry.is_idle = entry.fetch, False
+        replica = self._replicas.get(entry.place)
         term = None if replica is None else replica.term
         if replica is None or term is None:
             epoch = 0 if replica is None else replica.kept.seen
@@ -70,9 +81,15 @@ class FetchAnswers:
         if not term.is_replica(node_id):  # it finds out that it was removed
             return _refusal(one, term.epoch, UNKNOWN)
         at = self._diverging(one, partition)
-        number = term.note_fetch(_fetch_of(one, node_id), diverges=at is not None)
+        number: int | None
+        if entry.is_named:
+            entry.is_named, number = False, term.note_fetch(entry.said, diverges=at is not None)
+        else:
+            number = term.note_unchanged(entry.said)
         if one.leader_epoch != term.epoch:
             return _refusal(one, term.epoch, FENCED)
+        if number is None:
+            return _refusal(one, term.epoch, UNKNOWN)
         now = PartitionAnswer(
             topic_id=one.topic_id,
             partition=one.partition,
@@ -84,7 +101,7 @@ class FetchAnswers:
             diverging=at,
         )
         if at is None:
-            return self._read(one, now, term, left)
+            return self._read(entry, now, term, left)
         if at[0] < 0:
             begins_at = at[1]
             now = replace(now, error=OUT_OF_RANGE, local_log_start_offset=begins_at, diverging=None)
@@ -107,23 +124,20 @@ class FetchAnswers:
             return None
         return -1, max(epochs[0][1], partition.first_local_offset)
 
-    def _read(
-        self, one: PartitionFetch, now: PartitionAnswer, term: Term, left: int
-    ) -> Answered | None:
+    def _read(self, entry: Entry, now: PartitionAnswer, term: Term, left: int) -> Answered | None:
+        one, starts = entry.fetch, (now.log_start_offset, now.local_log_start_offset)
         if one.end_offset < now.local_log_start_offset:
             return Answered(replace(now, error=OUT_OF_RANGE))
         if one.end_offset >= term.log.log_end_offset:
-            starts = (now.log_start_offset, now.local_log_start_offset)
             if term.tells(one.replica_id, starts):
                 return Answered(now)
+            entry.is_idle, entry.term, entry.starts = True, term, starts
             is_behind = one.high_watermark < min(now.high_watermark, one.flushed_end)
             return Answered(now, may_wait=True) if is_behind else None
         if left <= 0:
             return None  # another partition has taken what the follower has room for
         try:
-            read = term.log.read_for_replica(
-                one.end_offset, max_bytes=min(one.max_bytes, left), wait=Wait.WAIT
-            )
+            read = term.log.read_for_replica(one.end_offset, max_bytes=left, wait=Wait.WAIT)
         except OffsetTrimmed:
             return Answered(replace(now, error=OUT_OF_RANGE))
         answer = replace(
@@ -132,55 +146,6 @@ class FetchAnswers:
             size_bytes=sum(piece.size_bytes for piece in read.slices),
         )
         return Answered(answer, read.slices)
-
-    def wait_for_news(
-        self, request: ReplicaFetch, callback: Callable[[], None]
-    ) -> Callable[[], None]:
-        """Call it once when there is something new for one of them. Returns a function that
-        cancels it.
-        """
-        once = _Once(callback)
-        for one in request.partitions:
-            replica = self._replicas.get((one.topic_id, one.partition))
-            term = None if replica is None else replica.term
-            if term is not None:
-                once.cancels.append(term.wait_for_news(one.replica_id, one.end_offset, once))
-        return once.cancel
-
-
-class _Once:
-    """A callback that is called once, by whichever comes first."""
-
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self._callback: Callable[[], None] | None = callback
-        self._lock = threading.Lock()
-        self.cancels: list[Callable[[], object]] = []
-
-    def __call__(self) -> None:
-        with self._lock:
-            callback, self._callback = self._callback, None
-        if callback is not None:
-            callback()
-
-    def cancel(self) -> None:
-        with self._lock:
-            self._callback = None
-        for cancel in self.cancels:
-            cancel()
-
-
-def _fetch_of(one: PartitionFetch, node_id: int) -> Fetch:
-    return Fetch(
-        replica_id=one.replica_id,
-        node=node_id,
-        epoch=one.leader_epoch,
-        seen=one.seen,
-        last_epoch=one.last_epoch,
-        end_offset=one.end_offset,
-        flushed_end=one.flushed_end,
-        log_start_offset=one.log_start_offset,
-        answered=one.answered,
-    )
 
 
 def _refusal(one: PartitionFetch, epoch: int, error: FetchError) -> Answered:

@@ -1,7 +1,7 @@
 """Fetches from the leaders that this broker's replicas follow: a thread for each broker that leads.
 
-* One request is on its way to a leader at a time, for all partitions that are followed there. What
-  it brings is appended and flushed before the next one says so.
+* One request is on its way to a leader at a time, for all partitions that are followed there
+  (`fetch_sessions`). What it brings is appended and flushed before the next one says so.
 * A leader that does not answer is asked again, at a pace; who leads then is decided elsewhere
   (`elections`).
 """
@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 import structlog
 
 from tierlog.broker.cluster.members import Members
 from tierlog.broker.cluster.peers import Peers
-from tierlog.broker.data_folder import TopicIdPartition
-from tierlog.broker.replication.messages import Fetched, PartitionAnswer, ReplicaFetch
+from tierlog.broker.replication.fetch_sessions import Said
+from tierlog.broker.replication.messages import Fetched, PartitionAnswer
 from tierlog.broker.replication.replica import Replica
 from tierlog.broker.settings import BrokerSettings
 from tierlog.record_format.errors import DiskFull, PeerUnavailable, StoreUnavailable, TierlogError
@@ -43,8 +44,10 @@ class Fetchers:
         replicas: Callable[[], Iterable[Replica]],
         on_refused: Callable[[Replica], object],
         start: Callable[[Fetcher], None],
+        monotonic: Callable[[], int],
     ) -> None:
         self._members, self._peers, self._settings = members, peers, settings
+        self._monotonic = monotonic
         self._replicas, self._on_refused, self._start = replicas, on_refused, start
         self._lock = threading.Lock()
         self._threads: dict[int, Fetcher] = {}
@@ -87,45 +90,34 @@ class Fetchers:
         """
         return {one: (count, self._bytes[one]) for one, count in self._answers.copy().items()}
 
-    def exchange(self, node_id: int, *, wait_ms: int) -> bool:
+    def exchange(self, node_id: int, said: Said, *, wait_ms: int) -> bool:
         """Fetch once, append and flush; False if the next fetch may wait a little. Raises
         PeerUnavailable.
         """
-        followed = self.followed(node_id)
-        most = self._settings.replica_fetch_max_bytes
-        asked = {
-            one.place: (one, fetch)
-            for one in followed
-            if (fetch := one.next_fetch(max_bytes=max(1, most // len(followed)))) is not None
-        }
         member = self._members.member(node_id)
-        if not asked or member is None:
-            return False
-        request = ReplicaFetch(
-            node_id=self._members.me.node_id,
+        request = said.next_fetch(
+            partial(self.followed, node_id),
+            me=self._members.me.node_id,
+            leader=node_id,
+            now_ms=self._monotonic(),
             wait_ms=wait_ms,
-            max_bytes=most,
-            partitions=[fetch for _, fetch in asked.values()],
+            max_bytes=self._settings.replica_fetch_max_bytes,
         )
-        fetched = self._peers.fetch_replicas(member.url, request)
+        if request is None or member is None:
+            return False
+        fetched = self._peers.fetch_replicas(member.url, request, asked=said.places)
         self._answers[node_id] += 1
-        self._bytes[node_id] += sum(one.answer.size_bytes for one in fetched)
-        spoken_of = {(one.answer.topic_id, one.answer.partition) for one in fetched}
-        for place, (replica, _) in asked.items():
-            if place not in spoken_of:
-                replica.note_heard()
-        return self._take(fetched, {place: one for place, (one, _) in asked.items()})
+        self._bytes[node_id] += sum(one.answer.size_bytes for one in fetched.rows)
+        replicas = [said.replica_at((one.topic_id, one.partition)) for one, _ in fetched.rows]
+        if not said.note_answer(request, fetched):
+            return True  # from the beginning
+        return self._take(zip(replicas, fetched.rows, strict=True))
 
-    def _take(
-        self,
-        fetched: Sequence[Fetched],
-        asked: dict[TopicIdPartition, Replica],
-    ) -> bool:
+    def _take(self, fetched: Iterable[tuple[Replica | None, Fetched]]) -> bool:
         """Whether all went well: otherwise the next fetch would only ask the same again."""
         to_flush: list[tuple[Replica, PartitionAnswer]] = []
         is_well = True
-        for answer, batches in fetched:
-            replica = asked.get((answer.topic_id, answer.partition))
+        for replica, (answer, batches) in fetched:
             if replica is None:
                 continue
             try:
@@ -157,6 +149,7 @@ class Fetcher(threading.Thread):
     def __init__(self, fetchers: Fetchers, node_id: int, *, wait_ms: int) -> None:
         super().__init__(name=f"fetch-{node_id}", daemon=True)
         self._fetchers, self.node_id, self._wait_ms = fetchers, node_id, wait_ms
+        self._said = Said()
         self._woken, self._stopping, self._is_silent = threading.Event(), False, False
 
     def wake(self) -> None:
@@ -175,7 +168,7 @@ class Fetcher(threading.Thread):
     def fetch_once(self) -> bool:
         """Whether the next fetch may follow at once."""
         try:
-            goes_on = self._fetchers.exchange(self.node_id, wait_ms=self._wait_ms)
+            goes_on = self._fetchers.exchange(self.node_id, self._said, wait_ms=self._wait_ms)
         except PeerUnavailable as error:
             if not self._is_silent:
                 log.warning("a leader does not answer", node_id=self.node_id, error=str(error))

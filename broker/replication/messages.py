@@ -1,7 +1,8 @@
 """What a follower asks a leader, and is answered: `POST /v1/replica/fetch` (docs/cluster.md).
 
-* A fetch says where the follower is, not what has changed, so one that is lost or comes twice does
-  no harm. It names each partition that the follower has of this leader.
+* What a fetch says of a partition is where its replica is, not what has changed of that, so that
+  one that is lost or comes twice does no harm. The first fetch of a session names each partition
+  that the follower has of this leader, later ones those that have news (`fetch_sessions`).
 * An answer has a row only for a partition of which there is something to say; the batches of all
   rows follow the head, in the order of the rows.
 * Offsets are those of the log: nothing here knows where or how they are kept.
@@ -18,12 +19,15 @@ from msgspec import Meta
 from tierlog.host.file_slice import FileSlice
 
 WAIT_MAX_MS: Final = 60_000
+NO_SESSION: Final = 0
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 OrNone = Annotated[int, Meta(ge=-1, le=2**63 - 1)]  # -1: there is none
 Name = Annotated[str, Meta(max_length=200)]
 FetchError = Literal[
     "", "not-leader", "fenced-leader-epoch", "unknown-partition", "offset-out-of-range"
 ]
+NONE: Final[FetchError] = ""
+OUT_OF_RANGE: Final[FetchError] = "offset-out-of-range"
 
 
 class PartitionFetch(
@@ -46,20 +50,24 @@ class PartitionFetch(
     log_start_offset: Count
     answered: Count
     high_watermark: Count
-    max_bytes: Count
 
 
 class ReplicaFetch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`wait_ms`: how long the leader may wait for something to say, other than a watermark, which
     is told along, or once nothing is waited for; `max_bytes`: of all batches
     together. A row whose first batch is larger than what is left of them has that batch alone, and
-    no row after it has any: more is refused.
+    no row after it has any: more is refused. `session_id`: of whose fetches this is number
+    `number`; 0 begins a session, with `number` 0. `forgotten`: topic ids and partitions that are
+    not in it any more.
     """
 
     node_id: Count
+    session_id: Count = NO_SESSION
+    number: Count = 0
     wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MAX_MS)]
     max_bytes: Count
     partitions: list[PartitionFetch]
+    forgotten: list[tuple[Name, Count]] = []
 
 
 class PartitionAnswer(
@@ -81,7 +89,23 @@ class PartitionAnswer(
     segment_base_offset: OrNone = -1
     size_bytes: Count = 0
     diverging: tuple[OrNone, Count] | None = None
-    error: FetchError = ""
+    error: FetchError = NONE
+
+    @property
+    def is_refusal(self) -> bool:
+        """It does not lead, or not this replica, or not under that epoch."""
+        return self.error not in (NONE, OUT_OF_RANGE)
+
+
+class FetchHead(
+    msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True
+):
+    """What an answer begins with. `session_id`: of the session in which the next fetch is; 0 for
+    none. If it is not the one that was fetched in, nothing of that fetch counts.
+    """
+
+    session_id: Count
+    partitions: list[PartitionAnswer]
 
 
 class Answered(NamedTuple):
@@ -99,6 +123,13 @@ class Fetched(NamedTuple):
 
     answer: PartitionAnswer
     batches: memoryview
+
+
+class FetchedRows(NamedTuple):
+    """A whole answer; `session_id` as in its head."""
+
+    session_id: int
+    rows: list[Fetched]
 
 
 class ShownSet(NamedTuple):
@@ -123,17 +154,30 @@ class ShownSet(NamedTuple):
         return [one for one in self.replicas if one not in self.removing]
 
 
+class Taken(Protocol):
+    """A fetch that counts. `session_id`: as in the answer's head."""
+
+    @property
+    def session_id(self) -> int: ...
+
+    def answer(self, *, is_over: bool) -> list[Answered]:
+        """What there is to say now: nothing, if the list is empty. `is_over`: it is waited for no
+        longer. It may wait for the disk.
+        """
+        ...
+
+    def wait_for_news(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back, from any thread, when there may be something to say: at once, if there may be
+        already. Returns how to give up waiting, which may be called at any time.
+        """
+        ...
+
+
 class Replicas(Protocol):
     """The replicas of this broker, as requests use them: `broker.cluster.replicas`."""
 
-    def answer_fetch(self, request: ReplicaFetch) -> list[Answered]:
-        """What there is to say now: nothing, if the list is empty. It may wait for the disk."""
-        ...
-
-    def wait_for_news(
-        self, request: ReplicaFetch, callback: Callable[[], None]
-    ) -> Callable[[], None]:
-        """Call back once, from any thread, when there is something to say: at once, if there is
-        already. Returns how to give up waiting, which may be called at any time.
+    def take_fetch(self, request: ReplicaFetch) -> Taken | None:
+        """None if it is not the next of its session: nothing of it counts. It may wait for the
+        disk.
         """
         ...

@@ -31,7 +31,12 @@ from tierlog.broker.replication.election import (
 )
 from tierlog.broker.replication.in_sync import InForce
 from tierlog.broker.replication.kept_file import KeptFiles
-from tierlog.broker.replication.messages import PartitionAnswer, PartitionFetch
+from tierlog.broker.replication.messages import (
+    NONE,
+    OUT_OF_RANGE,
+    PartitionAnswer,
+    PartitionFetch,
+)
 from tierlog.broker.replication.store_writer import Feed
 from tierlog.broker.replication.term import NEVER_MS, Term
 from tierlog.cold_tier.write_ahead_object import StoredPart
@@ -46,7 +51,6 @@ log = structlog.get_logger(__name__)
 
 
 NO_EPOCH: Final = 0
-OUT_OF_RANGE: Final = "offset-out-of-range"
 
 
 class Role(StrEnum):
@@ -158,9 +162,10 @@ class Replica:
             if self.role is Role.FOLLOWER:
                 self.role, self.following = role, None
 
-    def next_fetch(self, *, max_bytes: int) -> PartitionFetch | None:
+    def next_fetch(self, node_id: int) -> PartitionFetch | None:
+        """What it has to say to that broker; None if it does not follow it."""
         with self.lock:
-            if self.following is None:
+            if self.following is None or self.following.node_id != node_id:
                 return None
             epochs = self.log.epochs
             return PartitionFetch(
@@ -175,7 +180,6 @@ class Replica:
                 log_start_offset=self.log.log_start_offset,
                 answered=self._answered,
                 high_watermark=self.log.high_watermark,
-                max_bytes=max_bytes,
             )
 
     def take(self, answer: PartitionAnswer, body: memoryview) -> bool:
@@ -184,12 +188,12 @@ class Replica:
         """
         with self.lock:
             if self.following is None or self.following.epoch != answer.leader_epoch:
-                self.refused = self.refused or answer.error != ""
+                self.refused = self.refused or answer.error != NONE
                 return False
             if answer.error == OUT_OF_RANGE:
                 self._begin_anew(answer)
                 return False
-            self.refused = answer.error != ""
+            self.refused = answer.is_refusal
             if self.refused:
                 return False
             self._answered, self.heard_ms = answer.number, self._monotonic()

@@ -106,8 +106,7 @@ class Replicas:
             object_max_bytes=settings.store_flush_max_bytes,
         )
         self._store = StoreMember(self._store_writer, bucket.store)
-        answers = FetchAnswers(self._replicas)
-        self.answer_fetch, self.wait_for_news = answers.answer_fetch, answers.wait_for_news
+        self.take_fetch = FetchAnswers(self._replicas, monotonic=timing.monotonic).take_fetch
         self.elections = Elections(
             members,
             settings,
@@ -128,6 +127,7 @@ class Replicas:
             replicas=lambda: list(self._replicas.values()),
             on_refused=self._do_what_is_due,
             start=start_fetching,
+            monotonic=timing.monotonic,
         )
 
     # --- opening ----------------------------------------------------------------------------------

@@ -145,6 +145,19 @@ class Term:
             self._answers += 1
             return self._answers
 
+    def note_unchanged(self, fetch: Fetch) -> int | None:
+        """A replica that said this is there still, and acknowledges nothing by that; the number of
+        the answer that it is given. None if it has not said so as the replica that it is now, or in
+        this term: it is to say it anew (H9).
+        """
+        now_ms, log_end = self._monotonic(), self.log.log_end_offset
+        with self._lock:
+            if self._is_over or fetch.replica_id not in self._heard:
+                return None
+            self._heard[fetch.replica_id] = self._hear(fetch, now_ms, log_end)
+            self._answers += 1
+            return self._answers
+
     def _hear(self, fetch: Fetch, now_ms: int, log_end: int) -> _Heard:
         before = self._heard.get(fetch.replica_id)
         caught_up_ms = NEVER_MS if before is None else before.caught_up_ms

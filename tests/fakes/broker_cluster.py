@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
-
-from msgspec.structs import replace
 
 from tests.fakes.faulty_object_store import FaultyObjectStore
 from tierlog.broker.broker import Broker
@@ -21,7 +19,13 @@ from tierlog.broker.cluster.peers import (
     TransactionPart,
 )
 from tierlog.broker.partition import Partition
-from tierlog.broker.replication.messages import Answered, Fetched, ReplicaFetch
+from tierlog.broker.replication.messages import (
+    NO_SESSION,
+    Answered,
+    Fetched,
+    FetchedRows,
+    ReplicaFetch,
+)
 from tierlog.broker.schema_registry.formats import Source
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.share_coordinator.share_state import StateAnswer, StateCall
@@ -69,16 +73,21 @@ class DirectPeers:
     def set_draining(self, url: str, node_id: int, *, draining: bool) -> None:
         self.cluster(url).moves.set_draining(node_id, draining=draining)
 
-    def fetch_replicas(self, url: str, request: ReplicaFetch) -> list[Fetched]:
-        replicas = self.cluster(url).replicas
-        found, news = replicas.answer_fetch(request), threading.Event()
-        if not found and request.wait_ms:
-            cancel = replicas.wait_for_news(request, news.set)
+    def fetch_replicas(
+        self, url: str, request: ReplicaFetch, *, asked: Collection[tuple[str, int]]
+    ) -> FetchedRows:
+        taken, news = self.cluster(url).replicas.take_fetch(request), threading.Event()
+        if taken is None:
+            return FetchedRows(NO_SESSION, [])
+        found = taken.answer(is_over=not request.wait_ms)
+        if not found:
+            cancel = taken.wait_for_news(news.set)
             news.wait(request.wait_ms / 1000)
             cancel()
             self.cluster(url)
-            found = replicas.answer_fetch(replace(request, wait_ms=0))
-        return [_received(one) for one in found]
+            found = taken.answer(is_over=True)
+        assert {(one.answer.topic_id, one.answer.partition) for one in found} <= {*asked}
+        return FetchedRows(taken.session_id, [_received(one) for one in found])
 
     def take_part(self, url: str, part: TransactionPart) -> str:
         self.cluster(url)

@@ -47,8 +47,8 @@ def _(plant: Plant) -> None:
         take(self, answer, body)
         return False
 
-    def next_fetch(self: Replica, *, max_bytes: int) -> Any:
-        fetch = ask(self, max_bytes=max_bytes)
+    def next_fetch(self: Replica, node_id: int) -> Any:
+        fetch = ask(self, node_id)
         return fetch and msgspec.structs.replace(fetch, flushed_end=fetch.end_offset)
 
     plant.setattr(Replica, "take", takes)

@@ -9,14 +9,12 @@ clock and its network. What they hand to threads waits in queues, for the world'
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from msgspec.structs import replace
 
 from tierlog.broker.background.compactor import Compactor, Rehydrator
 from tierlog.broker.background.janitor import Janitor
@@ -26,13 +24,13 @@ from tierlog.broker.cluster.first_sets import FirstSets
 from tierlog.broker.cluster.hand_over import HandOver
 from tierlog.broker.cluster.members import Member
 from tierlog.broker.cluster.own_node import Timing
-from tierlog.broker.data_folder import DataFolder
+from tierlog.broker.data_folder import DataFolder, TopicIdPartition
 from tierlog.broker.holes import Holes
 from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.log_opener import LogOpener
 from tierlog.broker.partition import Partition
 from tierlog.broker.replication.fetcher import Fetcher
-from tierlog.broker.replication.messages import Fetched, ReplicaFetch
+from tierlog.broker.replication.messages import NO_SESSION, Fetched, FetchedRows, ReplicaFetch
 from tierlog.broker.replication.replica import Replica
 from tierlog.broker.replication.replicas import Replicas
 from tierlog.broker.settings import BrokerSettings
@@ -152,7 +150,9 @@ class Network:
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    def fetch_replicas(self, url: str, request: ReplicaFetch) -> list[Fetched]:
+    def fetch_replicas(
+        self, url: str, request: ReplicaFetch, *, asked: Collection[TopicIdPartition]
+    ) -> FetchedRows:
         world, me, to = self._node.world, self._node.number, int(url)
         world.pass_time(self._node, True)
         self._check(me, to)
@@ -357,13 +357,16 @@ class Node:
         replica = self.replica
         return replica is not None and replica.stepping.locked()
 
-    def answer(self, request: ReplicaFetch) -> list[Fetched]:
-        found, at_once = [], self.replicas.answer_fetch(request)
-        for one in at_once or self.replicas.answer_fetch(replace(request, wait_ms=0)):
+    def answer(self, request: ReplicaFetch) -> FetchedRows:
+        taken = self.replicas.take_fetch(request)
+        if taken is None:
+            return FetchedRows(NO_SESSION, [])
+        found = []
+        for one in taken.answer(is_over=False) or taken.answer(is_over=True):
             body = b"".join(piece.read() for piece in one.slices)
             close_all(one.slices)
             found.append(Fetched(one.answer, memoryview(body)))
-        return found
+        return FetchedRows(taken.session_id, found)
 
     def has(self, name: str) -> bool:
         """Whether it has something of the kind to do."""

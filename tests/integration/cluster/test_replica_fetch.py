@@ -18,6 +18,8 @@ from tests.fakes.waiting import until
 from tierlog.api.http.peers import HttpPeers
 from tierlog.broker.replication.messages import (
     Answered,
+    Fetched,
+    FetchHead,
     PartitionAnswer,
     PartitionFetch,
     ReplicaFetch,
@@ -34,7 +36,7 @@ class FakeReplicas:
     """Answers with whatever of `file` is beyond a follower's end offset, taken for a position."""
 
     def __init__(self, file: Path, served: Served) -> None:
-        self.file, self.asked = file, list[ReplicaFetch]()
+        self.file, self.asked = file, list[tuple[ReplicaFetch, bool]]()
         cluster = cluster_of(served.broker)
         self._real, cluster.replicas = cluster.replicas, self  # type: ignore[assignment]
         self.files = list[OpenFile]()
@@ -49,22 +51,33 @@ class FakeReplicas:
         for callback in self.waiting.copy():
             callback()
 
-    def answer_fetch(self, request: ReplicaFetch) -> list[Answered]:
-        self.asked.append(request)
+    def take_fetch(self, request: ReplicaFetch) -> FakeTaken:
+        return FakeTaken(self, request)
+
+    def answer(self, request: ReplicaFetch) -> list[Answered]:
         size = self.file.stat().st_size
         return [self._row(one, size) for one in request.partitions if size > one.end_offset]
 
     def _row(self, one: PartitionFetch, size: int) -> Answered:
-        count = min(one.max_bytes, size - one.end_offset)
+        count = size - one.end_offset
         self.files.append(OpenFile(self.file))
         piece = FileSlice(self.files[-1], one.end_offset, count)
         return Answered(answer_of(one.topic_id, one.partition, size_bytes=count), (piece,))
 
-    def wait_for_news(
-        self, request: ReplicaFetch, callback: Callable[[], None]
-    ) -> Callable[[], None]:
-        self.waiting.append(callback)
-        return lambda: self.waiting.remove(callback)
+
+class FakeTaken:
+    session_id = 77
+
+    def __init__(self, replicas: FakeReplicas, request: ReplicaFetch) -> None:
+        self._replicas, self._request = replicas, request
+
+    def answer(self, *, is_over: bool) -> list[Answered]:
+        self._replicas.asked.append((self._request, is_over))
+        return self._replicas.answer(self._request)
+
+    def wait_for_news(self, callback: Callable[[], None]) -> Callable[[], None]:
+        self._replicas.waiting.append(callback)
+        return lambda: self._replicas.waiting.remove(callback)
 
 
 def answer_of(topic_id: str = "a", partition: int = 0, *, size_bytes: int = 0) -> PartitionAnswer:
@@ -102,11 +115,15 @@ def fetch_of(
                 log_start_offset=0,
                 answered=0,
                 high_watermark=0,
-                max_bytes=max_bytes,
             )
             for topic_id, partition, end_offset in places
         ],
     )
+
+
+def fetched(peers: HttpPeers, url: str, request: ReplicaFetch) -> list[Fetched]:
+    asked = {(one.topic_id, one.partition) for one in request.partitions}
+    return peers.fetch_replicas(url, request, asked=asked).rows
 
 
 @pytest.fixture
@@ -138,13 +155,15 @@ def test_a_follower_receives_rows_and_their_bytes_over_a_connection_that_is_kept
     replicas.append(BATCH * 20_000)
     size = len(BATCH) * 20_000
     for _ in range(3):
-        first, second = peers.fetch_replicas(
-            leader.server.url, fetch_of(("a", 0, 0), ("b", 5, size - 100), max_bytes=2 * size)
+        first, second = fetched(
+            peers,
+            leader.server.url,
+            fetch_of(("a", 0, 0), ("b", 5, size - 100), max_bytes=2 * size),
         )
         assert bytes(first.batches) == BATCH * 20_000
         assert bytes(second.batches) == (BATCH * 20_000)[-100:]
         assert (second.answer.topic_id, second.answer.partition) == ("b", 5)
-    assert peers.fetch_replicas(leader.server.url, fetch_of(("a", 0, size))) == []
+    assert fetched(peers, leader.server.url, fetch_of(("a", 0, size))) == []
     assert [len(idle) for idle in peers._replicas._idle.values()] == [1]
     until(lambda: all(file.fd == -1 for file in replicas.files))
 
@@ -155,7 +174,7 @@ def test_a_fetch_waits_for_news_and_no_longer_than_it_says(
     url = leader.server.url
     with ThreadPoolExecutor(2) as threads:
         waits = [
-            threads.submit(peers.fetch_replicas, url, fetch_of(("a", 0, 0), wait_ms=20_000))
+            threads.submit(fetched, peers, url, fetch_of(("a", 0, 0), wait_ms=20_000))
             for _ in range(2)
         ]
         until(lambda: len(replicas.waiting) == 2)
@@ -163,8 +182,9 @@ def test_a_fetch_waits_for_news_and_no_longer_than_it_says(
         assert [bytes(one.result(20)[0].batches) for one in waits] == [BATCH, BATCH]
     assert replicas.waiting == []
     end = len(BATCH)
-    assert peers.fetch_replicas(url, fetch_of(("a", 0, end), wait_ms=50)) == []
-    assert [one.wait_ms for one in replicas.asked[-2:]] == [50, 0], "it hears of a watermark then"
+    assert fetched(peers, url, fetch_of(("a", 0, end), wait_ms=50)) == []
+    ends = [is_over for _, is_over in replicas.asked[-2:]]
+    assert ends == [False, True], "it hears of a watermark then"
     assert replicas.waiting == []
 
 
@@ -175,7 +195,7 @@ def test_a_fetch_that_waits_ends_with_the_server(tmp_path: Path, peers: HttpPeer
         with served_broker(tmp_path / "data", store=store, cluster_join=True) as leader:
             fake = FakeReplicas(tmp_path / "00.log", leader)
             request = fetch_of(("a", 0, 0), wait_ms=60_000)
-            waiting = threads.submit(peers.fetch_replicas, leader.server.url, request)
+            waiting = threads.submit(fetched, peers, leader.server.url, request)
             until(lambda: len(fake.waiting) == 1)
         assert waiting.result(20) == []
 
@@ -186,7 +206,7 @@ def test_a_connection_that_the_leader_closed_is_made_again(
     asked: list[int] = []
     with _Answering([_framed([answer_of(size_bytes=3)], b"abc")] * 2, asked=asked) as url:
         for _ in range(2):
-            (found,) = peers.fetch_replicas(url, fetch_of(("a", 0, 0)))
+            (found,) = fetched(peers, url, fetch_of(("a", 0, 0)))
             assert bytes(found.batches) == b"abc"
     assert asked == [0, 1], "each over a connection of its own: the leader closes it"
 
@@ -198,9 +218,9 @@ def test_a_broker_without_replicas_refuses_and_so_does_a_fetch_that_is_none(
         served_broker(tmp_path / "alone") as alone,
         pytest.raises(PeerUnavailable, match=r"409.*not-in-cluster"),
     ):
-        peers.fetch_replicas(alone.server.url, fetch_of())
+        fetched(peers, alone.server.url, fetch_of())
     with pytest.raises(PeerUnavailable, match="Port"):
-        peers.fetch_replicas("http://127.0.0.1:x", fetch_of())
+        fetched(peers, "http://127.0.0.1:x", fetch_of())
 
 
 @pytest.mark.parametrize(
@@ -230,7 +250,7 @@ def test_a_fetch_that_is_not_valid_is_refused_and_nobody_is_asked(
 
 
 def _framed(rows: list[PartitionAnswer], batches: bytes) -> bytes:
-    head = msgspec.json.encode(rows)
+    head = msgspec.json.encode(FetchHead(session_id=1, partitions=rows))
     return len(head).to_bytes(4, "big") + head + batches
 
 
@@ -301,15 +321,13 @@ def test_an_answer_that_no_leader_gives_is_refused(
     peers: HttpPeers, answer: bytes, why: str
 ) -> None:
     with _Answering([answer]) as url, pytest.raises(PeerUnavailable, match=why):
-        peers.fetch_replicas(url, fetch_of(("a", 0, 0), ("b", 0, 0), max_bytes=1000))
+        fetched(peers, url, fetch_of(("a", 0, 0), ("b", 0, 0), max_bytes=1000))
 
 
 def test_one_batch_may_be_larger_than_was_asked_for(peers: HttpPeers) -> None:
     rows = [answer_of(size_bytes=999), answer_of("b", size_bytes=len(LARGE))]
     with _Answering([_framed(rows, b"x" * 999 + LARGE)]) as url:
-        first, second = peers.fetch_replicas(
-            url, fetch_of(("a", 0, 0), ("b", 0, 0), max_bytes=1000)
-        )
+        first, second = fetched(peers, url, fetch_of(("a", 0, 0), ("b", 0, 0), max_bytes=1000))
     assert (bytes(first.batches), bytes(second.batches)) == (b"x" * 999, LARGE)
 
 
@@ -319,5 +337,5 @@ def test_a_leader_that_does_not_answer_in_time_is_given_up() -> None:
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.raises(PeerUnavailable, match="timed out"),
     ):
-        peers.fetch_replicas("http://127.0.0.1:{1}".format(*silent.getsockname()), fetch_of())
+        fetched(peers, "http://127.0.0.1:{1}".format(*silent.getsockname()), fetch_of())
     peers.close()

@@ -26,7 +26,7 @@ from tierlog.broker.cluster.peers import LeaderReport
 from tierlog.broker.cluster.shown_sets import Short
 from tierlog.broker.partition import Partition
 from tierlog.broker.replication.elections import LOOK_PACE_MS, TURN_MS
-from tierlog.broker.replication.messages import Fetched, ReplicaFetch
+from tierlog.broker.replication.messages import FetchedRows, PartitionFetch, ReplicaFetch
 from tierlog.host.clock import wall_clock_ms
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.object_store.open import open_store
@@ -293,22 +293,46 @@ def test_followers_hear_that_the_last_record_is_committed_without_another_one(
     created(cluster)
     leader = cluster_of(cluster.leader("flights", 0))
     followers = [one for one in map(cluster_of, cluster.running) if one is not leader]
-    fetch, asked = cluster.peers.fetch_replicas, list[ReplicaFetch]()
+    fetch, asked = cluster.peers.fetch_replicas, list[PartitionFetch]()
 
-    def fetch_and_note(url: str, request: ReplicaFetch) -> list[Fetched]:
-        asked.append(request)
-        return fetch(url, request)
+    def fetch_and_note(url: str, request: ReplicaFetch, **given: Any) -> FetchedRows:
+        asked.extend(request.partitions)
+        return fetch(url, request, **given)
 
     cluster.peers.fetch_replicas = fetch_and_note  # type: ignore[method-assign]
     appended(cluster, range(3))
     found = [one for follower in followers for one in follower.replicas.not_led()]
     until(lambda: [one.high_watermark for one in found] == [3, 3])
-    until(lambda: asked[-1].partitions[0].high_watermark == 3)
-    behind = replace(asked[-1].partitions[0], high_watermark=2)
-    request = replace(asked[-1], partitions=[behind])
-    assert leader.replicas.answer_fetch(request) == [], "it waits: there may be a record"
-    (told,) = leader.replicas.answer_fetch(replace(request, wait_ms=0))
+    until(lambda: asked[-1].high_watermark == 3)
+    behind = replace(asked[-1], high_watermark=2)
+    (node_id,) = [
+        cluster_of(one).members.me.node_id
+        for one in cluster.running
+        if behind.replica_id.startswith(one.folder.owner)
+    ]
+    request = ReplicaFetch(node_id=node_id, wait_ms=500, max_bytes=1 << 20, partitions=[behind])
+    taken = leader.replicas.take_fetch(request)
+    assert taken is not None
+    assert taken.answer(is_over=False) == [], "it waits: there may be a record"
+    (told,) = taken.answer(is_over=True)
     assert told.answer.high_watermark == 3
+
+
+def test_at_rest_a_fetch_names_nothing_and_its_replicas_are_in_sync(cluster: BrokerCluster) -> None:
+    created(cluster)
+    appended(cluster, range(3))
+    fetch, asked = cluster.peers.fetch_replicas, list[ReplicaFetch]()
+
+    def fetch_and_note(url: str, request: ReplicaFetch, **given: Any) -> FetchedRows:
+        asked.append(request)
+        return fetch(url, request, **given)
+
+    cluster.peers.fetch_replicas = fetch_and_note  # type: ignore[method-assign]
+    names_nothing = lambda one: one.session_id and not one.partitions  # noqa: E731
+    until(lambda: sum(map(bool, map(names_nothing, asked))) >= 4)
+    assert in_sync(cluster, "flights", 0) == [0, 1, 2]
+    appended(cluster, range(3, 5))
+    assert values(cluster) == list(range(5))
 
 
 def test_a_claim_without_an_answer_is_repeated_and_is_one_claim(cluster: BrokerCluster) -> None:
