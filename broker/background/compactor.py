@@ -97,7 +97,8 @@ class Compactor:
             try:
                 if not self._may_work_on(partition):
                     continue
-                partition.compaction.give_up_merged()
+                if partition.term is not None:
+                    partition.compaction.give_up_merged()
                 if not partition.compaction.has_cold_only():
                     continue
                 self._topics.checkpoints.save()

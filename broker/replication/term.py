@@ -380,11 +380,9 @@ class Term:
     def look_for_lagging(self) -> bool:
         """Whether acks=all is refused, from now on."""
         lagging = self.lagging()
-        self._is_short = in_sync.refuses_acks_all(
+        is_behind = self._store_role() is StoreRole.ALWAYS and in_sync.STORE in lagging
+        self._is_short = is_behind or in_sync.refuses_acks_all(
             self._lead, lagging=lagging, min_in_sync=self._min_in_sync()
-        ) or (
-            self._store_role() is StoreRole.ALWAYS
-            and in_sync.STORE not in self._lead.in_force.in_sync - lagging
         )
         return self._is_short
 
@@ -445,8 +443,13 @@ class Term:
         return NotReplicated(f"{self.log}: too few replicas are in sync to commit it")
 
     def check_enough(self) -> None:
-        """Raises NotEnoughReplicas: acks=all would wait for a replica that is gone."""
-        if self._is_short:
+        """Raises NotEnoughReplicas: acks=all would wait for a replica that is gone, or not for the
+        bucket, which has yet to join the set.
+        """
+        lacks_store = self._store_role() is StoreRole.ALWAYS and (
+            in_sync.STORE not in self._lead.in_force.in_sync
+        )
+        if self._is_short or lacks_store:
             now = len(self._lead.in_force.in_sync - self.lagging())
             raise NotEnoughReplicas(
                 f"{self.log}: {now} replicas are in sync, and min.insync.replicas is "

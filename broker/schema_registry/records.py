@@ -23,6 +23,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from tierlog.record_format.workarounds import decode_json
+
 Kind = Literal["AVRO", "JSON", "PROTOBUF"]
 Row = tuple[bytes, bytes | None]
 TOPIC: Final = "_schemas"
@@ -108,8 +110,8 @@ class Decoded(NamedTuple):
 
 def decode_row(key: bytes, value: bytes | None) -> Decoded:
     """Raises msgspec.MsgspecError."""
-    members = msgspec.json.decode(key, type=dict[str, Any])
-    found = None if value is None else msgspec.json.decode(value, type=dict[str, Any] | None)
+    members = decode_json(key, dict[str, Any])
+    found = None if value in (None, b"null") else decode_json(value, dict[str, Any])
     return Decoded(str(members.get("keytype")), members.get("subject"), members, found)
 
 

@@ -64,7 +64,8 @@ def before_call(_: Any, case: Case, **__: Any) -> None:
         case.body = _with_integers(case.body)
         _keep_rules_of_body(case.body, to_partition="partition" in case.path_parameters)
         if case.method == "PATCH" and "config" in case.body:  # what is set may contradict it
-            case.body["config"] = dict.fromkeys(KEYS_BY_NAME) | case.body["config"]
+            kept = {"remote.storage.enable": None}  # the bucket may have segments
+            case.body["config"] = dict.fromkeys(KEYS_BY_NAME) | case.body["config"] | kept
 
 
 def _deletes_topic(case: Case) -> bool:

@@ -72,6 +72,7 @@ def description(*numbers, damaged=(), name="t"):
     zeros = dict.fromkeys(responses.PartitionDescription.__struct_fields__, 0)
     nodes = {"replicas": [0], "in_sync_replicas": [0], "replica_lags": [0]}
     zeros |= {"leader": None, "adding_replicas": [], "removing_replicas": [], **nodes}
+    zeros["store_in_sync"] = False
     return {
         "name": name,
         "topic_id": "x",

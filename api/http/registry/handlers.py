@@ -52,7 +52,12 @@ from tierlog.api.http.registry.documents import (
     of_version,
 )
 from tierlog.broker.schema_registry.records import KINDS, Schema, SubjectVersion
-from tierlog.broker.schema_registry.registry import SchemaRegistry, no_level, no_mode
+from tierlog.broker.schema_registry.registry import (
+    SchemaRegistry,
+    check_subject,
+    no_level,
+    no_mode,
+)
 from tierlog.broker.schema_registry.state import RegistryState, parse_version, place_of
 from tierlog.record_format.errors import InvalidSchema, UnknownSchema
 
@@ -357,6 +362,7 @@ async def get_level(
     subject: str,
     query: Annotated[Defaulting, query_as(Defaulting)],
 ) -> Response:
+    check_subject(subject)
     level = await asked.context.read(
         asked.registry.read, lambda state: state.level(subject, default=query.default_to_global)
     )
@@ -403,6 +409,7 @@ async def get_mode(
     subject: str,
     query: Annotated[Defaulting, query_as(Defaulting)],
 ) -> Response:
+    check_subject(subject)
     mode = await asked.context.read(
         asked.registry.read, lambda state: state.mode(subject, default=query.default_to_global)
     )

@@ -90,6 +90,17 @@ def test_a_lost_disk_loses_nothing(cluster: BrokerCluster) -> None:
         assert values(cluster) == list(range(count + 2))
 
 
+def test_nothing_is_acknowledged_before_the_bucket_has_joined(cluster: BrokerCluster) -> None:
+    broker = cluster.start("a", **FAST)
+    cluster.stores["a"].fail("put", FailsBefore(), times=10**6, when=is_wal)
+    partition = created(cluster, factor=1, **ALWAYS)
+    with pytest.raises(NotEnoughReplicas):
+        append(partition, b"0")
+    cluster.stores["a"].heal()
+    until(lambda: has_store(cluster), patience_s=30)
+    append(broker.partition("flights", 0), b"0")
+
+
 def test_what_the_bucket_does_not_have_is_not_acknowledged(cluster: BrokerCluster) -> None:
     broker = alone(cluster)
     store = cluster.stores["a"]
