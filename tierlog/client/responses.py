@@ -383,7 +383,9 @@ class LedPartition(NamedTuple):
 
 
 class LedSet(NamedTuple):
-    """`lags`: `PartitionDescription.replica_lags`. `adding`, `removing`: by a reassignment."""
+    """`lags`: `PartitionDescription.replica_lags`. `adding`, `removing`: by a reassignment.
+    `has_store`: the bucket is in sync too.
+    """
 
     topic_id: str
     partition: int
@@ -392,6 +394,7 @@ class LedSet(NamedTuple):
     lags: tuple[int, ...]
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
+    has_store: bool = False
 
 
 class LedPartitions(msgspec.Struct, frozen=True, kw_only=True):

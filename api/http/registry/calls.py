@@ -249,7 +249,7 @@ REGISTRY_CALLS: Final = (
         summary="A subject's own compatibility level",
         query=documents.Defaulting,
         response=_body(documents.KeptLevel),
-        problems=_FINDING,
+        problems=("invalid-schema", *_FINDING),
     ),
     _call(
         method="PUT",
@@ -295,7 +295,7 @@ REGISTRY_CALLS: Final = (
         summary="A subject's own mode",
         query=documents.Defaulting,
         response=_body(documents.Mode),
-        problems=_FINDING,
+        problems=("invalid-schema", *_FINDING),
     ),
     _call(
         method="PUT",
