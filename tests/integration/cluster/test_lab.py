@@ -107,6 +107,7 @@ def test_the_death_of_a_leader_is_seen_within_ten_seconds_and_a_consumer_goes_on
             producer.flush()
             until(lambda: len(read()) == 100)
             dead = before["leader"]["node_id"]
+            until(lambda: "leads under epoch 1" in running.output())
             running.script("kill", dead)
             killed_s = time.monotonic()
             for value in range(100, 200):
@@ -151,6 +152,7 @@ def test_a_lab_is_watched_broken_and_goes_on_with_its_folder(tmp_path: Path) -> 
         one = first.programs[0]
         one.ok("topic", "create", "flights", "--partitions", "6", *ALONE)
         first.wait_for(2, 2, 2)
+        until(lambda: "broker 1 leads" in first.output())
         assert "killed broker 1" in first.script("kill", 1)
         until(lambda: "broker 1 -> no leader" in first.output(), patience_s=90)
         assert "started broker 1" in first.script("start", 1)
