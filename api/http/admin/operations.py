@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -21,6 +22,7 @@ from tierlog.api.http.control_routes import (
     WithoutBody,
     query_as,
 )
+from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.fetch.reading import WaitMs
 from tierlog.api.http.metrics.registry import CONTENT_TYPE
 from tierlog.api.http.problems import short_path
@@ -120,6 +122,15 @@ def _grouped(
     return [found[one] for one in sorted(found)]
 
 
+async def _of_all_leaders(
+    context: Context, exchange: Exchange, topic: str, call: Callable[[], T], kind: type[T]
+) -> list[T]:
+    """What the call returns here, then what the same call is answered by the other leaders."""
+    others = ask_leaders(context, exchange, context.broker.topic(topic), kind)
+    here, parts = await asyncio.gather(context.write_cold(call), others)
+    return [here, *parts]
+
+
 async def offload(
     context: TheContext,
     exchange: TheExchange,
@@ -128,10 +139,8 @@ async def offload(
     _: Annotated[None, WithoutBody],
 ) -> Response:
     wait_ms = None if isinstance(query.wait_ms, UnsetType) else query.wait_ms
-    others = ask_leaders(context, exchange, context.broker.topic(topic), Offloaded)
-    here = context.write_cold(context.broker.offload, topic, wait_ms=wait_ms)
-    progress, parts = await asyncio.gather(here, others)
-    return JsonResponse(added(progress, *parts))
+    call = partial(context.broker.offload, topic, wait_ms=wait_ms)
+    return JsonResponse(added(*await _of_all_leaders(context, exchange, topic, call, Offloaded)))
 
 
 async def merge(
@@ -141,10 +150,8 @@ async def merge(
     query: Annotated[MergeQuery, query_as(MergeQuery)],
     _: Annotated[None, WithoutBody],
 ) -> Response:
-    others = ask_leaders(context, exchange, context.broker.topic(topic), Merged)
-    here = context.write_cold(context.broker.merge_segments, topic, wait_ms=query.wait_ms)
-    done, parts = await asyncio.gather(here, others)
-    return JsonResponse(added(done, *parts))
+    call = partial(context.broker.merge_segments, topic, wait_ms=query.wait_ms)
+    return JsonResponse(added(*await _of_all_leaders(context, exchange, topic, call, Merged)))
 
 
 async def verify(
@@ -155,9 +162,8 @@ async def verify(
     _: Annotated[None, WithoutBody],
 ) -> Response:
     """The problems found are the response, not an error."""
-    others = ask_leaders(context, exchange, context.broker.topic(topic), VerifyReport)
-    here = context.write_cold(verify_topic, context.broker, topic, deep=query.deep)
-    report, parts = await asyncio.gather(here, others)
+    call = partial(verify_topic, context.broker, topic, deep=query.deep)
+    report, *parts = await _of_all_leaders(context, exchange, topic, call, VerifyReport)
     shown = replace(report, problems=[_shown_problem(context, one) for one in report.problems])
     return JsonResponse(_whole_report([shown, *parts]))
 
