@@ -136,7 +136,7 @@ class Batching:
     `max_in_flight`: how many batches, each of another partition, await their responses at a time.
     More than one shortens the delay if the broker is far away, and takes more CPU, because batches
     then wait less and are smaller. `delivery_timeout_s`: how long a batch is retried after it was
-    due, if the broker had responded to the previous one; Kafka's delivery.timeout.ms.
+    due, if the broker had responded before; Kafka's delivery.timeout.ms.
     """
 
     linger_ms: int = 5

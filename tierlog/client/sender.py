@@ -154,7 +154,7 @@ class Sender:
         self._within = within
         self._session = None if within is None else _Session(within.identity, {})
         self.first_failure: TierlogError | None = None
-        self._last_got_response: bool | None = None  # of the last batch; None before the first
+        self._last_got_response: bool | None = None  # None before the first
         self._last_failed_ms = 0
 
     def deliver(self, pending: PendingBatch[Any], policy: RetryPolicy) -> Steps[None]:
@@ -185,6 +185,7 @@ class Sender:
     def _begin_session(self, pending: PendingBatch[Any], policy: RetryPolicy) -> Steps[_Session]:
         init = calls.init_producer()
         identity = yield from exchange(init, self._limited(policy, pending))
+        self._last_got_response = True
         if self._session is None:  # not if another batch began one at the same time
             self._session = _Session(identity, {})
         return self._session

@@ -45,6 +45,19 @@ def test_a_broker_that_responded_before_is_waited_for():
     assert broker.identities == 1
 
 
+def test_the_first_batch_outlives_a_failover_that_its_answer_is_lost_in():
+    """Its producer's id came from a broker of the cluster. While no other leads, what is passed on
+    is lost.
+    """
+    document = {"code": "broker-unavailable", "outcome": "unknown"}
+    broker = TinyBroker("lost", *[httpx2.Response(503, json=document)] * 5)
+    with client(broker) as c, c.producer() as producer:
+        sent = producer.send("t", "a", partition=0)
+    assert sent.result(0).offset == 0
+    assert broker.logs[0] == [b"a"]
+    assert broker.identities == 1
+
+
 @pytest.mark.parametrize("attempt_s", [0.5, 30])
 def test_a_batch_is_retried_until_its_delivery_timeout(attempt_s):
     """By time, not by attempts: with a frozen broker an attempt takes long."""
@@ -119,8 +132,15 @@ def test_a_batch_aged_by_a_slow_broker_is_still_sent():
 
 def test_a_batch_that_was_due_after_the_last_failure_waited_for_none():
     """It is late because its producer was stopped, for example."""
-    now_ms = [0]
-    with client(TinyBroker(*["lost"] * 3)) as c:
+    now_ms, broker, gone = [0], TinyBroker(), [True] * 3
+
+    def away_at_first(request: httpx2.Request) -> httpx2.Response:
+        if gone:
+            gone.pop()
+            raise httpx2.ConnectError("refused", request=request)
+        return broker(request)
+
+    with client(away_at_first) as c:
         producer = Producer(c, Batching(linger_ms=10), clock=lambda: now_ms[0])
         failed = producer.send("t", "a", partition=0)
         assert producer.flush()
@@ -128,8 +148,8 @@ def test_a_batch_that_was_due_after_the_last_failure_waited_for_none():
         late = producer.send("t", "b", partition=0)
         now_ms[0] += 200_000
         producer.close()
-    assert isinstance(failed.exception(0), AnswerLost)
-    assert late.result(0).offset == 1
+    assert isinstance(failed.exception(0), BrokerUnreachable)
+    assert late.result(0).offset == 0
 
 
 def test_a_batch_too_large_for_its_topic_is_split():
@@ -151,7 +171,10 @@ def test_a_batch_too_large_for_its_topic_is_split():
     assert broker.identities == 1
 
 
-@pytest.mark.parametrize("faults", [("lost", "lost", "lost"), (refused(409, "producer-fenced"),)])
+LOST_FOR_GOOD = "lost", refused(401, "unauthorized")
+
+
+@pytest.mark.parametrize("faults", [LOST_FOR_GOOD, (refused(409, "producer-fenced"),)])
 def test_an_unknown_outcome_makes_the_producer_take_a_new_id(faults):
     broker = TinyBroker(*faults)
     with client(broker) as c, c.producer() as producer:
@@ -201,7 +224,7 @@ def test_a_batch_interrupted_by_a_shutdown_is_retried():
 
 
 def test_a_batch_in_flight_keeps_its_producer_id_when_another_partition_takes_a_new_one():
-    broker, lost, release = TinyBroker(*["lost"] * 3), [], threading.Event()
+    broker, lost, release = TinyBroker(*LOST_FOR_GOOD), [], threading.Event()
 
     def slow(request: httpx2.Request) -> httpx2.Response:
         if "partitions/1" not in request.url.path or lost:
