@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from tierlog.broker.group_configs import TOPIC as GROUP_CONFIGS
-from tierlog.broker.schema_registry.records import TOPIC as SCHEMAS
 from tierlog.broker.share_groups import TOPIC as SHARE_GROUP_STATE
 from tierlog.broker.topic_registry import INTERNAL_PREFIX
 from tierlog.broker.transactions import TOPIC as TRANSACTION_STATE
 from tierlog.record_format.consumer_offsets import TOPIC as CONSUMER_OFFSETS
 from tierlog.record_format.errors import Forbidden
+from tierlog.record_format.schema_records import TOPIC as SCHEMAS
 from tierlog.record_format.topic_rules import ConfigValue
 
 

@@ -31,10 +31,10 @@ from tierlog.broker.cluster.peers import (
 )
 from tierlog.broker.replication.messages import ReplicaFetch
 from tierlog.broker.reports import StorageReport
-from tierlog.broker.schema_registry.formats import Source
 from tierlog.broker.share_coordinator.share_state import StateAnswer
 from tierlog.broker.topics import TopicState
 from tierlog.record_format.findings import VerifyReport
+from tierlog.record_format.schema_state import Source
 from tierlog.record_format.topic_rules import ConfigValue
 
 BINARY: Final[Any] = {"type": "string", "format": "binary"}

@@ -10,8 +10,8 @@ import msgspec
 from tierlog.broker.cluster.leaders import LedPartition, Report
 from tierlog.broker.data_folder import TopicIdPartition
 from tierlog.broker.replication.messages import FetchedRows, ReplicaFetch
-from tierlog.broker.schema_registry.formats import Source
 from tierlog.broker.share_coordinator.share_state import StateAnswer, StateCall
+from tierlog.record_format.schema_state import Source
 from tierlog.record_format.topic_rules import ConfigValue
 
 

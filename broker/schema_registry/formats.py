@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 from tierlog.broker.schema_registry.json_text import Malformed
-from tierlog.broker.schema_registry.records import Kind, SubjectVersion
+from tierlog.record_format.schema_records import Kind, SubjectVersion
+from tierlog.record_format.schema_state import Source
 
 LEVELS: Final = (
     "NONE",
@@ -22,14 +23,6 @@ LEVELS: Final = (
     "FULL",
     "FULL_TRANSITIVE",
 )
-
-
-class Source(NamedTuple):
-    """A schema's text, and those of what it refers to: names and texts, each after its own."""
-
-    kind: Kind
-    text: str
-    dependencies: tuple[tuple[str, str], ...] = ()
 
 
 class Parsed(Protocol):

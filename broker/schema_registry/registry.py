@@ -14,7 +14,7 @@ Thread-safe. Every call may block, on reads, on the flush, and on the comparison
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeVar
@@ -29,27 +29,10 @@ from tierlog.broker.schema_registry.formats import (
     LEVELS,
     Earlier,
     Parsed,
-    Source,
     parse_schema,
     problems_with_earlier,
 )
 from tierlog.broker.schema_registry.json_text import Malformed
-from tierlog.broker.schema_registry.records import (
-    TOPIC,
-    Kind,
-    Reference,
-    Row,
-    Schema,
-    SubjectVersion,
-    level_row,
-    mode_row,
-    schema_row,
-)
-from tierlog.broker.schema_registry.state import (
-    CONTEXT_PREFIX,
-    INT_MAX,
-    RegistryState,
-)
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.record_format.errors import (
     IncompatibleSchema,
@@ -65,6 +48,25 @@ from tierlog.record_format.errors import (
     WatermarkUnknown,
 )
 from tierlog.record_format.produced import build_produced
+from tierlog.record_format.schema_records import (
+    TOPIC,
+    Kind,
+    Reference,
+    Row,
+    Schema,
+    SubjectVersion,
+    level_row,
+    mode_row,
+    schema_row,
+)
+from tierlog.record_format.schema_state import (
+    CONTEXT_PREFIX,
+    INT_MAX,
+    RegistryState,
+    Source,
+    invalid_schema,
+    source_of,
+)
 from tierlog.record_format.topic_rules import ConfigValue
 
 log = structlog.get_logger(__name__)
@@ -73,7 +75,6 @@ T = TypeVar("T")
 CONFIG: Final[Mapping[str, ConfigValue]] = {"cleanup.policy": "compact"}
 MODES: Final = ("READWRITE", "READONLY")
 SUBJECT_MAX: Final = 1024  # characters
-REFERENCES_MAX: Final = 1000  # of a schema, with those of what it refers to
 _ATTEMPTS: Final = 20  # while others write
 _PARSED_MAX: Final = 2000
 
@@ -247,7 +248,7 @@ class SchemaRegistry:
         def look(state: RegistryState) -> Source | None:
             schema = state.schema(schema_id)
             is_its = schema is not None and state.has_id(subject, schema_id)
-            return _source(state, schema) if schema is not None and is_its else None
+            return source_of(state, schema) if schema is not None and is_its else None
 
         return self.read(look)
 
@@ -298,10 +299,10 @@ class SchemaRegistry:
         if level == "NONE":
             return []
         try:
-            earlier = [Earlier(one, self._parse(_source(state, one.schema))) for one in versions]
+            earlier = [Earlier(one, self._parse(source_of(state, one.schema))) for one in versions]
             return problems_with_earlier(parsed, schema.kind, earlier, level)
         except Malformed as error:
-            raise _invalid(schema, str(error)) from error
+            raise invalid_schema(schema, str(error)) from error
 
     def _checked(self, state: RegistryState, schema: Schema) -> tuple[Schema, Parsed]:
         """With references to the latest version as references to what is that now. Raises
@@ -311,9 +312,9 @@ class SchemaRegistry:
             references=tuple(_resolved(state, schema, one) for one in schema.references)
         )
         try:
-            return resolved, self._parse(_source(state, resolved))
+            return resolved, self._parse(source_of(state, resolved))
         except Malformed as error:
-            raise _invalid(schema, str(error)) from error
+            raise invalid_schema(schema, str(error)) from error
 
     def _same(
         self,
@@ -341,7 +342,7 @@ class SchemaRegistry:
 
     def _identity_of(self, state: RegistryState, schema: Schema) -> Identity:
         try:
-            return _identity(schema, self._parse(_source(state, schema)))
+            return _identity(schema, self._parse(source_of(state, schema)))
         except (Malformed, SchemaError):  # as another registry may have taken it
             return Identity(*schema)
 
@@ -436,32 +437,5 @@ def _resolved(state: RegistryState, schema: Schema, one: Reference) -> Reference
         found = state.version(one.subject, one.version, deleted=one.version > 0)
     except UnknownSchema as error:
         text = f'No schema reference found for subject "{one.subject}" and version {one.version}'
-        raise _invalid(schema, text) from error
+        raise invalid_schema(schema, text) from error
     return Reference(one.name, one.subject, found.version)
-
-
-def _source(state: RegistryState, schema: Schema) -> Source:
-    """With what it refers to, each after what that refers to itself. Raises InvalidSchema."""
-    seen = set[Reference]()
-
-    def collect(references: Iterable[Reference]) -> Iterator[tuple[str, str]]:
-        for one in references:
-            if one in seen:  # what another registry wrote may even go in circles
-                continue
-            seen.add(one)
-            if len(seen) > REFERENCES_MAX:
-                raise _invalid(schema, f"more than {REFERENCES_MAX} references")
-            try:
-                referred = state.version(one.subject, one.version, deleted=True).schema
-            except UnknownSchema as error:
-                raise _invalid(schema, str(error)) from error
-            yield from collect(referred.references)
-            yield one.name, referred.text
-
-    return Source(schema.kind, schema.text, tuple(collect(schema.references)))
-
-
-def _invalid(schema: Schema, problem: str) -> InvalidSchema:
-    return InvalidSchema(
-        f"Invalid schema of type {schema.kind}, details: {problem[:1000]}", error_code=42201
-    )

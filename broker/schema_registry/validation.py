@@ -16,10 +16,11 @@ from itertools import islice
 from operator import sub
 from typing import Final, NamedTuple
 
-from tierlog.broker.schema_registry.formats import Source, parse_schema
+from tierlog.broker.schema_registry.formats import parse_schema
 from tierlog.broker.schema_registry.json_text import Malformed
 from tierlog.record_format.errors import NotLeader, RetriableError
 from tierlog.record_format.produced import CheckValues, RefusedValues
+from tierlog.record_format.schema_state import Source
 
 FindSource = Callable[[str, int], Source | None]
 KNOWN_MS: Final = 30_000

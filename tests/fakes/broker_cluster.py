@@ -26,12 +26,12 @@ from tierlog.broker.replication.messages import (
     FetchedRows,
     ReplicaFetch,
 )
-from tierlog.broker.schema_registry.formats import Source
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.share_coordinator.share_state import StateAnswer, StateCall
 from tierlog.host.file_slice import close_all
 from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import PeerUnavailable
+from tierlog.record_format.schema_state import Source
 from tierlog.record_format.topic_rules import ConfigValue
 
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 from tierlog.api.http.settings import MAX_OFFSET, MAX_PARTITION
 from tierlog.api.http.strict_json import MAX_TIMESTAMP
 from tierlog.broker.schema_registry.registry import SUBJECT_MAX
-from tierlog.broker.schema_registry.state import INT_MAX
 from tierlog.hot_tier.log_config import KEYS, ConfigKey
 from tierlog.manifest.keys import PIN_NAME
+from tierlog.record_format.schema_state import INT_MAX
 from tierlog.record_format.topic_rules import MAX_NAME_LENGTH, MAX_PARTITIONS
 
 Json = dict[str, Any]

@@ -7,9 +7,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from tierlog.broker.schema_registry.records import Reference, Schema, SubjectVersion
-from tierlog.broker.schema_registry.registry import REFERENCES_MAX
-from tierlog.broker.schema_registry.state import INT_MAX
+from tierlog.record_format.schema_records import Reference, Schema, SubjectVersion
+from tierlog.record_format.schema_state import INT_MAX, REFERENCES_MAX
 
 _RENAMED: Final = {"schema_type": "schemaType"}
 From = Annotated[int, Meta(ge=0, le=INT_MAX)]

@@ -51,15 +51,15 @@ from tierlog.api.http.registry.documents import (
     of_schema,
     of_version,
 )
-from tierlog.broker.schema_registry.records import KINDS, Schema, SubjectVersion
 from tierlog.broker.schema_registry.registry import (
     SchemaRegistry,
     check_subject,
     no_level,
     no_mode,
 )
-from tierlog.broker.schema_registry.state import RegistryState, parse_version, place_of
 from tierlog.record_format.errors import InvalidSchema, UnknownSchema
+from tierlog.record_format.schema_records import KINDS, Schema, SubjectVersion
+from tierlog.record_format.schema_state import RegistryState, parse_version, place_of
 
 T = TypeVar("T")
 ACCEPTED: Final = (REGISTRY_JSON, JSON)

@@ -28,9 +28,9 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from tests.fakes.served_broker import Served
 from tierlog.broker.offset_log import append_records, stored_records
-from tierlog.broker.schema_registry.records import Schema as Kept
-from tierlog.broker.schema_registry.records import SubjectVersion, schema_row
 from tierlog.broker.schema_registry.registry import SchemaRegistry
+from tierlog.record_format.schema_records import Schema as Kept
+from tierlog.record_format.schema_records import SubjectVersion, schema_row
 
 FLIGHT = {
     "type": "record",

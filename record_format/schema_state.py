@@ -12,13 +12,16 @@ Not thread-safe.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, KeysView, Sequence
+from collections.abc import Iterable, Iterator, KeysView, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
-from tierlog.broker.schema_registry.records import (
+from tierlog.record_format.errors import InvalidSchema, UnknownSchema
+from tierlog.record_format.schema_records import (
     Decoded,
+    Kind,
+    Reference,
     Row,
     Schema,
     SubjectVersion,
@@ -31,18 +34,26 @@ from tierlog.broker.schema_registry.records import (
     schema_row,
     schema_tombstone,
 )
-from tierlog.record_format.errors import InvalidSchema, UnknownSchema
 
 DEFAULT_LEVEL: Final = "BACKWARD"
 DEFAULT_MODE: Final = "READWRITE"
 CONTEXT_PREFIX: Final = ":."
 LATEST: Final = -1
 INT_MAX: Final = 2**31 - 1
+REFERENCES_MAX: Final = 1000  # of a schema, with those of what it refers to
 
 
 class Place(NamedTuple):
     subject: str
     version: int
+
+
+class Source(NamedTuple):
+    """A schema's text, and those of what it refers to: names and texts, each after its own."""
+
+    kind: Kind
+    text: str
+    dependencies: tuple[tuple[str, str], ...] = ()
 
 
 class RegistryState:
@@ -266,4 +277,31 @@ def parse_version(text: str) -> int:
         f"The specified version '{text[:64]}' is not a valid version id. Allowed values are "
         'between [1, 2^31-1] and the string "latest"',
         error_code=42202,
+    )
+
+
+def source_of(state: RegistryState, schema: Schema) -> Source:
+    """With what it refers to, each after what that refers to itself. Raises InvalidSchema."""
+    seen = set[Reference]()
+
+    def collect(references: Iterable[Reference]) -> Iterator[tuple[str, str]]:
+        for one in references:
+            if one in seen:  # what another registry wrote may even go in circles
+                continue
+            seen.add(one)
+            if len(seen) > REFERENCES_MAX:
+                raise invalid_schema(schema, f"more than {REFERENCES_MAX} references")
+            try:
+                referred = state.version(one.subject, one.version, deleted=True).schema
+            except UnknownSchema as error:
+                raise invalid_schema(schema, str(error)) from error
+            yield from collect(referred.references)
+            yield one.name, referred.text
+
+    return Source(schema.kind, schema.text, tuple(collect(schema.references)))
+
+
+def invalid_schema(schema: Schema, problem: str) -> InvalidSchema:
+    return InvalidSchema(
+        f"Invalid schema of type {schema.kind}, details: {problem[:1000]}", error_code=42201
     )
