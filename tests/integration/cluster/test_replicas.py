@@ -115,6 +115,9 @@ def test_a_dead_member_that_has_to_stay_is_not_shown_as_in_sync(cluster: BrokerC
     until(lambda: count(leader.topics()) == Short(under_replicated=1, under_min_isr=1))
     shown = cluster_of(leader).replicas.shown(place)
     assert len(shown.replicas) == 3
+    term = cluster.partition("flights", 0).term
+    assert term is not None
+    until(term.look_for_lagging)
     with pytest.raises(NotEnoughReplicas):
         append(cluster.partition("flights", 0), b"refused")
 
