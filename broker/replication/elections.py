@@ -40,7 +40,7 @@ from tierlog.broker.replication.replica import (
     folder_of,
 )
 from tierlog.broker.replication.store_member import StoreMember
-from tierlog.broker.replication.term import Term
+from tierlog.broker.replication.term import NEVER_MS, Term
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.clock import monotonic_ms
 from tierlog.manifest.replica_sets import NewestSet, ReplicaSet, first_set
@@ -66,7 +66,7 @@ class Elections:
 
     `lead` serves a partition whose claim is in force, `step_down` ends that; `follow`: a broker is
     fetched from; `remove`: this broker is not to have the replica; `hand_over`: one of these
-    brokers is to lead.
+    brokers is to lead; `heard_ms`: when a broker last fetched anything here, or was answered.
     """
 
     def __init__(
@@ -81,12 +81,14 @@ class Elections:
         remove: Callable[[Replica], None],
         hand_over: Callable[[Replica, Sequence[int]], None],
         min_in_sync: Callable[[Replica], int],
+        heard_ms: Callable[[int], int],
         monotonic: Callable[[], int] = monotonic_ms,
     ) -> None:
         self._members, self._settings, self._monotonic = members, settings, monotonic
         self._store = store
         self._lead, self._step_down, self._follow = lead, step_down, follow
         self._remove, self._hand_over, self._min_in_sync = remove, hand_over, min_in_sync
+        self._heard_ms = heard_ms
         self.counts = SetCounts()
 
     # --- what is due ------------------------------------------------------------------------------
@@ -146,8 +148,9 @@ class Elections:
 
     def _is_cut_off(self, replica: Replica, term: Term) -> bool:
         """Whether no member fetches any more, without whom nothing is committed, although one of
-        them beats: it may well be reached by the others. If nobody takes over, it waits twice as
-        long the next time.
+        them beats: it may well be reached by the others. A broker that fetches other partitions
+        from here is not cut off: it has yet to find out who leads this one. If nobody takes over,
+        it waits twice as long the next time.
         """
         patience_ms = max(replica.patience_ms, self._settings.session_timeout_ms)
         unheard = term.unheard(for_ms=patience_ms)
@@ -157,13 +160,16 @@ class Elections:
             return False
         if self._min_in_sync(replica) <= 1:
             return False  # it goes on alone
+        found = {one: self._members.member_of(folder_of(one)) for one in unheard}
+        members = {name: one for name, one in found.items() if one is not None}
+        heard_ms = max((self._heard_ms(one.node_id) for one in members.values()), default=NEVER_MS)
+        if heard_ms > self._monotonic() - patience_ms:
+            return False
         self._members.doubt()
         beaten = self._members.has_beaten_since
-        members = {one: self._members.member_of(folder_of(one)) for one in unheard}
         return any(
             one.state == "running" and beaten(one.node_id, unheard[name])
             for name, one in members.items()
-            if one is not None
         )
 
     def _resign_as_cut_off(self, replica: Replica) -> None:

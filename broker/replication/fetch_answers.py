@@ -33,7 +33,7 @@ from tierlog.broker.replication.messages import (
     ReplicaFetch,
 )
 from tierlog.broker.replication.replica import Replica
-from tierlog.broker.replication.term import Term
+from tierlog.broker.replication.term import NEVER_MS, Term
 from tierlog.host.waiting import Wait
 from tierlog.record_format.errors import OffsetTrimmed
 
@@ -67,6 +67,11 @@ class FetchAnswers:
         if session is None or request.session_id not in (NO_SESSION, session.id):
             return None
         return session.take_in(request)
+
+    def heard_ms(self, node_id: int) -> int:
+        """When that broker last fetched anything here, or was answered."""
+        session = self._sessions.get(node_id)
+        return NEVER_MS if session is None else session.heard_ms
 
     def _answer(self, node_id: int, entry: Entry, left: int) -> Answered | None:
         one, entry.is_idle = entry.fetch, False

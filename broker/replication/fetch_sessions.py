@@ -174,6 +174,7 @@ class FetchSession:
         self._ready: deque[Entry] = deque()  # in the order of their turns
         self._lock = threading.Lock()  # of all but `_ready` and the flags, which appends change
         self._look_again_ms = NEVER_MS
+        self.heard_ms = NEVER_MS  # a fetch, or that one is answered
         self._on_ready: Callable[[], None] | None = None
 
     @property
@@ -187,6 +188,7 @@ class FetchSession:
             if request.number != self._number:
                 return None
             self._number += 1
+            self.heard_ms = self._monotonic()
             for place in request.forgotten:
                 self._drop(place)
             for fetch in request.partitions:
@@ -218,7 +220,7 @@ class FetchSession:
                 return []
             due = [self._ready.popleft() for _ in range(len(self._ready))]
             rows = self._answer_all(due, max_bytes)
-            now_ms = self._monotonic()
+            now_ms = self.heard_ms = self._monotonic()
             if is_over or not rows or now_ms >= self._look_again_ms:
                 self._look_again_ms = now_ms + LOOK_PACE_MS
                 left = max_bytes - sum(one.answer.size_bytes for one in rows.values())

@@ -106,7 +106,8 @@ class Replicas:
             object_max_bytes=settings.store_flush_max_bytes,
         )
         self._store = StoreMember(self._store_writer, bucket.store)
-        self.take_fetch = FetchAnswers(self._replicas, monotonic=timing.monotonic).take_fetch
+        answers = FetchAnswers(self._replicas, monotonic=timing.monotonic)
+        self.take_fetch = answers.take_fetch
         self.elections = Elections(
             members,
             settings,
@@ -117,6 +118,7 @@ class Replicas:
             remove=self._remove,
             hand_over=self._hand_over_to_any,
             min_in_sync=self._min_in_sync,
+            heard_ms=answers.heard_ms,
             monotonic=timing.monotonic,
         )
         self.moves = ReplicaMoves(self._replicas, members, self.elections, name=name)

@@ -41,14 +41,14 @@ from tierlog.record_format.produced import build_produced
 from tierlog.repair.restore import RestoreOptions, restore
 from tierlog.repair.verify import verify_topic
 
-NAMES = ("a", "b", "c")
+NAMES, SESSION_MS = ("a", "b", "c"), 1_000
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BrokerCluster]:
     """The parameter is its `replica.lag.time.max.ms`."""
     cluster, lag_ms = BrokerCluster(tmp_path), getattr(request, "param", 1_500)
-    cluster.start_all(NAMES, session_timeout_ms=1_000, replica_lag_time_max_ms=lag_ms)
+    cluster.start_all(NAMES, session_timeout_ms=SESSION_MS, replica_lag_time_max_ms=lag_ms)
     yield cluster
     cluster.close()
 
@@ -233,6 +233,26 @@ def test_a_leader_whom_no_follower_reaches_gives_way_unless_it_may_go_on_alone(
         assert cluster.leader("flights", 0) is not leader
     append(cluster.partition("flights", 0), b"after")
     assert values_of(cluster.partition("flights", 0)) == [b"before", b"after"]
+
+
+def test_a_leader_from_whom_members_fetch_only_other_partitions_leads_on(
+    cluster: BrokerCluster,
+) -> None:
+    first, *others = cluster.running
+    fetch = cluster.peers.fetch_replicas
+
+    def fetch_without_one(url: str, request: ReplicaFetch, **given: Any) -> FetchedRows:
+        named = [one for one in request.partitions if one.partition == 0]
+        return fetch(url, replace(request, partitions=named), **given)
+
+    cluster.peers.fetch_replicas = fetch_without_one  # type: ignore[method-assign]
+    first.create_topic("flights", partitions=2, replicas={0: [0, 1, 2], 1: [0, 1, 2]})
+    until(lambda: all(number in first.topic("flights").partitions for number in (0, 1)))
+    term = first.partition("flights", 1).term
+    assert term is not None
+    until(lambda: term.unheard(for_ms=3 * SESSION_MS))
+    assert first.partition("flights", 1).term is term
+    assert not any(1 in one.topic("flights").partitions for one in others)
 
 
 def test_whoever_leads_writes_to_the_bucket_and_verify_finds_nothing(
