@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol, Self
 
-from tierlog.broker.schema_registry.json_text import Malformed
 from tierlog.record_format.schema_records import Kind, SubjectVersion
 from tierlog.record_format.schema_state import Source
 
@@ -48,7 +47,9 @@ def parse_schema(source: Source) -> Parsed:
         from tierlog.broker.schema_registry.json_schema import JsonSchema
 
         return JsonSchema(text, dependencies)
-    raise Malformed("Invalid schema type PROTOBUF: this registry has AVRO and JSON")
+    from tierlog.broker.schema_registry.protobuf_schema import ProtobufSchema
+
+    return ProtobufSchema(text, dependencies)
 
 
 class Earlier(NamedTuple):

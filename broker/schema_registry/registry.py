@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import lru_cache
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
 
@@ -249,6 +249,15 @@ class SchemaRegistry:
             schema = state.schema(schema_id)
             is_its = schema is not None and state.has_id(subject, schema_id)
             return source_of(state, schema) if schema is not None and is_its else None
+
+        return self.read(look)
+
+    def serialized(self, schema: Schema) -> str:
+        """The base64 of a Protobuf schema's FileDescriptorProto. Raises InvalidSchema."""
+
+        def look(state: RegistryState) -> str:
+            parsed: Any = self._checked(state, schema)[1]
+            return str(parsed.serialized)
 
         return self.read(look)
 

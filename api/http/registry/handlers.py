@@ -4,7 +4,9 @@ leader of `_schemas` (`gateway`).
 * A subject counts as a topic of its name: a token for topics that begin with a prefix sees the
   subjects that do. An id is shown to who sees one of its subjects.
 * Schemas are told apart by what they say, not by how it is written: `normalize` changes nothing.
-  Nor do `format` and `findTags`: there is one format, and there are no tags.
+  Nor does `findTags`: there are no tags.
+* `format=serialized` asks for the base64 of a Protobuf schema's FileDescriptorProto, as Confluent's
+  clients do. There are no other formats.
 """
 
 from __future__ import annotations
@@ -115,6 +117,12 @@ TheVersion = Annotated[int, Depends(_version_of)]
 TheSchemaId = Annotated[int, Depends(_schema_id_of)]
 
 
+async def _in_format(asked: Asked, schema: Schema, wanted: str) -> Schema:
+    if wanted != "serialized" or schema.kind != "PROTOBUF":
+        return schema
+    return schema._replace(text=await asked.context.read(asked.registry.serialized, schema))
+
+
 def _page(found: Sequence[T], query: Listing) -> Sequence[T]:
     end = None if query.limit < 0 else query.offset + query.limit
     return found[query.offset : end]
@@ -162,16 +170,18 @@ async def get_schema_by_id(
     found = await _read_id(asked, schema_id)
     highest: int = await asked.context.read(asked.registry.read, lambda state: state.highest_id)
     max_id = highest if query.fetch_max_id else UNSET
-    return asked.answer(of_schema(found[0].schema, max_id=max_id))
+    schema = await _in_format(asked, found[0].schema, query.format)
+    return asked.answer(of_schema(schema, max_id=max_id))
 
 
 async def get_schema_text_by_id(
     asked: TheAsked,
     schema_id: TheSchemaId,
-    query: Annotated[ReadingId, query_as(ReadingId)],  # noqa: ARG001  checked
+    query: Annotated[ReadingId, query_as(ReadingId)],
 ) -> Response:
     found = await _read_id(asked, schema_id)
-    return asked.answer_text(found[0].schema.text)
+    schema = await _in_format(asked, found[0].schema, query.format)
+    return asked.answer_text(schema.text)
 
 
 async def list_subjects_of_id(
@@ -249,7 +259,8 @@ async def look_up_schema(
     schema: TheSchema,
 ) -> Response:
     found = await asked.context.read(asked.registry.lookup, subject, schema, deleted=query.deleted)
-    return asked.answer(of_version(found))
+    shown = await _in_format(asked, found.schema, query.format)
+    return asked.answer(of_version(found._replace(schema=shown)))
 
 
 async def get_version(
@@ -277,9 +288,10 @@ async def _read_version(
     version: int,
     query: ReadingVersion,
 ) -> SubjectVersion:
-    return await asked.context.read(
+    found: SubjectVersion = await asked.context.read(
         asked.registry.read, lambda state: state.version(subject, version, deleted=query.deleted)
     )
+    return found._replace(schema=await _in_format(asked, found.schema, query.format))
 
 
 async def list_referrers(

@@ -1,6 +1,7 @@
 """The schema registry as Confluent's own clients see it."""
 
 import asyncio
+import base64
 import itertools
 import json
 from collections.abc import Iterator
@@ -24,10 +25,19 @@ from confluent_kafka.schema_registry.avro import (
 )
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf import (
+    descriptor_pb2,
+    descriptor_pool,
+    json_format,
+    message_factory,
+    timestamp_pb2,
+)
 
 from tests.fakes.served_broker import Served
 from tierlog.broker.offset_log import append_records, stored_records
+from tierlog.broker.schema_registry.proto_parser import parse_proto
 from tierlog.broker.schema_registry.registry import SchemaRegistry
 from tierlog.record_format.schema_records import Schema as Kept
 from tierlog.record_format.schema_records import SubjectVersion, schema_row
@@ -44,6 +54,21 @@ JSON_FLIGHT = {
     "properties": {"carrier": {"type": "string"}, "delay": {"type": "integer"}},
     "required": ["carrier"],
 }
+PROTO_FLIGHT = """
+syntax = "proto3";
+message Flight { string carrier = 1; int32 delay = 2; }
+"""
+PLACES = 'syntax = "proto3"; package io; message Place { string name = 1; }'
+IMPORTING = """
+syntax = "proto3";
+package io;
+import "places.proto";
+import "google/protobuf/timestamp.proto";
+message Flight {
+  message Leg { Place to = 1; google.protobuf.Timestamp at = 2; }
+  repeated Leg legs = 1;
+}
+"""
 ROWS = [{"carrier": "UA", "delay": 2}, {"carrier": "AA", "delay": -3}]
 _numbers = itertools.count()
 
@@ -73,7 +98,18 @@ def refused(call: Any) -> tuple[int, int]:
     return info.value.http_status_code, info.value.error_code
 
 
-@pytest.mark.parametrize("kind", ["AVRO", "JSON"])
+def proto_message(text: str, name: str, **imports: str) -> Any:
+    """A message's class, as protoc's generated code has it, in a pool of its own."""
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(timestamp_pb2.DESCRIPTOR.serialized_pb)
+    for path, one in {**imports, "flights": text}.items():
+        file = parse_proto(one)
+        file.name = f"{path}.proto"
+        pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+
+
+@pytest.mark.parametrize("kind", ["AVRO", "JSON", "PROTOBUF"])
 def test_records_of_confluents_serializers_come_back(
     served: Served, registry: SchemaRegistryClient, subject: str, kind: str
 ) -> None:
@@ -83,6 +119,16 @@ def test_records_of_confluents_serializers_come_back(
     if kind == "AVRO":
         encode: Any = AvroSerializer(registry, json.dumps(FLIGHT))
         decode: Any = AvroDeserializer(registry)
+    elif kind == "PROTOBUF":
+        flight = proto_message(PROTO_FLIGHT, "Flight")
+        to_bytes, from_bytes = (
+            ProtobufSerializer(flight, registry),
+            ProtobufDeserializer(flight, {}, registry),
+        )
+        encode = lambda row, context: to_bytes(flight(**row), context)  # noqa: E731
+        decode = lambda value, context: json_format.MessageToDict(  # noqa: E731
+            from_bytes(value, context)
+        )
     else:
         encode = JSONSerializer(json.dumps(JSON_FLIGHT), registry)
         decode = JSONDeserializer(None, schema_registry_client=registry)
@@ -100,6 +146,33 @@ def test_records_of_confluents_serializers_come_back(
     found = registry.get_latest_version(subject)
     assert (found.version, found.schema.schema_type) == (1, kind)
     assert {one.value()[:5] for one in got} == {b"\0" + found.schema_id.to_bytes(4, "big")}
+
+
+def test_protobuf_messages_that_import_others_come_back(
+    registry: SchemaRegistryClient, subject: str
+) -> None:
+    nested = proto_message(IMPORTING, "io.Flight.Leg", places=PLACES)
+    context = SerializationContext(subject.removesuffix("-value"), MessageField.VALUE)
+    encode = ProtobufSerializer(nested, registry)
+    decode = ProtobufDeserializer(nested, {}, registry)
+    leg = nested()
+    leg.to.name, leg.at.seconds = "SFO", 7
+    encoded = encode(leg, context)
+    assert decode(encoded, context) == leg
+    assert encoded[5:8] == b"\4\0\0"  # the first's first message
+    registry.clear_caches()
+    found = registry.get_latest_version(subject)
+    assert found.schema.references == [SchemaReference("places.proto", "places.proto", 1)]
+    assert "  message Leg {\n    .io.Place to = 1;" in found.schema.schema_str
+    # As text, it is the same schema.
+    schema = Schema(IMPORTING, "PROTOBUF", found.schema.references)
+    assert registry.register_schema(subject, schema) == found.schema_id
+    serialized = registry.get_version(subject, 1, fmt="serialized").schema.schema_str
+    file = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(serialized))
+    assert [one.name for one in file.message_type] == ["Flight"]
+    wider = IMPORTING.replace("Place to", "string to")
+    bad = Schema(wider, "PROTOBUF", found.schema.references)
+    assert refused(lambda: registry.register_schema(subject, bad)) == (409, 40901)
 
 
 def test_the_asynchronous_client_works_as_well(served: Served, subject: str) -> None:

@@ -37,7 +37,8 @@ def avro(row: Any, schema_id: int) -> bytes:
 
 
 def register(served: Served, topic: str, document: Any, kind: str = "AVRO") -> int:
-    given = {"schema": json.dumps(document), "schemaType": kind}
+    text = document if kind == "PROTOBUF" else json.dumps(document)
+    given = {"schema": text, "schemaType": kind}
     url = f"{served.server.url}/subjects/{topic}-value/versions"
     answer = httpx2.post(url, json=given)
     assert answer.status_code == 200, answer.text
@@ -143,6 +144,19 @@ def test_json_values_are_validated_and_the_path_within_them_is_named(served: Ser
     assert answer.status_code == 422
     assert "/delay: -1 is less than the minimum of 0" in answer.json()["detail"]
     assert "not JSON" in post(served, topic, head + b"{").json()["detail"]
+
+
+def test_protobuf_values_are_decoded_as_the_message_that_they_name(served: Served) -> None:
+    topic = topic_of(served, "full")
+    text = 'syntax = "proto3"; message A { string a = 1; } message B { int32 b = 1; }'
+    head = b"\0" + register(served, topic, text, "PROTOBUF").to_bytes(4)
+    assert post(served, topic, head + b"\0\x0a\1a", head + b"\2\2\x08\2").status_code == 200
+    for value, expected in ((b"\0\x0a\2a", "it is no A"), (b"\2\4", "index [2]")):
+        answer = post(served, topic, head + b"\0", head + value)
+        assert (answer.status_code, answer.json()["code"]) == (422, "schema-mismatch")
+        (error,) = answer.json()["errors"]
+        assert error["loc"] == "records[1].value"
+        assert expected in error["msg"]
 
 
 def test_an_id_of_another_subject_is_refused_until_it_is_registered_here(served: Served) -> None:
