@@ -18,9 +18,9 @@ The checks are those of Kafka's LogValidator and UnifiedLog.analyzeAndValidateRe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from tierlog.record_format import codecs
 from tierlog.record_format.batch import (
@@ -56,8 +56,8 @@ from tierlog.record_format.errors import (
 )
 from tierlog.record_format.record_walk import (
     I64_MAX,
-    NO_FIELDS,
-    Fields,
+    NO_HEAD,
+    NO_VALUE,
     Walk,
     WalkRequest,
     walk,
@@ -223,8 +223,16 @@ class RefusedValues(NamedTuple):
     records: tuple[int, ...]
 
 
-CheckValues = Callable[[bytes, Sequence[int], Sequence[int]], RefusedValues | None]
-"""Checks the values that begin and end there; a start of -1 is null."""
+class CheckValues(Protocol):
+    """Checks the values of a batch against their schemas."""
+
+    def knows(self, head: int) -> bool:
+        """Whether values with this head (`record_walk.HEAD_BYTES`) need no further check."""
+
+    def __call__(
+        self, data: bytes, starts: Sequence[int], ends: Sequence[int]
+    ) -> RefusedValues | None:
+        """Of the values that begin and end there; a start of -1 is null."""
 
 
 class ProduceLimits(NamedTuple):
@@ -355,15 +363,15 @@ def walk_all(body: Buffer, headers: Sequence[BatchHeader], limits: ProduceLimits
                 if header.codec:
                     records = _expand(part, header, left, limits)
                     left -= len(records)
-                found = _walk_one(records, header, with_columns=limits.check_values is not None)
+                found = _walk_one(records, header, with_head=limits.check_values is not None)
                 refused = _refused_times(records, header, found, limits)
                 if limits.require_keys and refused is None:
                     refused = _refused_keys(records, header)
                 if limits.check_values is not None and refused is None:
-                    refused = _refused_values(records, found.fields, limits.check_values)
+                    refused = _refused_values(records, header, found.head, limits.check_values)
             if refused is not None:
                 raise _invalid(index, header, refused)
-            walks.append(found._replace(fields=NO_FIELDS))
+            walks.append(found)
     return walks
 
 
@@ -385,7 +393,9 @@ def _expand(part: memoryview, header: BatchHeader, left: int, limits: ProduceLim
         raise InvalidBatch(error.detail, position=header.position) from error
 
 
-def _walk_one(records: Buffer, header: BatchHeader, *, with_columns: bool = False) -> Walk:
+def _walk_one(
+    records: Buffer, header: BatchHeader, *, with_columns: bool = False, with_head: bool = False
+) -> Walk:
     count = header.record_count
     if count * MIN_RECORD_SIZE > len(records):
         raise InvalidBatch(
@@ -393,7 +403,14 @@ def _walk_one(records: Buffer, header: BatchHeader, *, with_columns: bool = Fals
         )
     found = walk(
         records,
-        WalkRequest(count, header.base_timestamp, header.last_offset_delta, True, with_columns),
+        WalkRequest(
+            count,
+            header.base_timestamp,
+            header.last_offset_delta,
+            True,
+            with_columns,
+            with_head=with_head,
+        ),
     )
     if found.problem:
         raise InvalidBatch(found.describe(), position=header.position)
@@ -427,7 +444,12 @@ def _refused_keys(records: Buffer, header: BatchHeader) -> _Refused | None:
     return _Refused(KEY_REQUIRED, tuple(refused[:_NAMED_MAX])) if refused else None
 
 
-def _refused_values(records: Buffer, fields: Fields, check: CheckValues) -> _Refused | None:
+def _refused_values(
+    records: Buffer, header: BatchHeader, head: int, check: CheckValues
+) -> _Refused | None:
+    if head == NO_VALUE or (head != NO_HEAD and check.knows(head)):
+        return None
+    fields = _walk_one(records, header, with_columns=True).fields
     found = check(bytes(records), fields.value_starts, fields.value_ends)
     return None if found is None else _Refused(*found, SchemaMismatch)
 

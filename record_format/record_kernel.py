@@ -47,9 +47,12 @@ from tierlog.record_format.compiled import (
 )
 from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.record_walk import (
+    HEAD_BYTES,
     I64_MAX,
     I64_MIN,
     NO_FIELDS,
+    NO_HEAD,
+    NO_VALUE,
     Fields,
     Problem,
     Walk,
@@ -127,25 +130,36 @@ def read_record(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     return end, timestamp, rest, offset_delta, key, key_size, value, value_size, headers
 
 
-_WALK: Final = types.UniTuple(_I64, 3)(READ_ONLY, _I64, _I64, _I64, _I64, _TABLE, types.boolean)
+_WALK: Final = types.UniTuple(_I64, 4)(
+    READ_ONLY, _I64, _I64, _I64, _I64, _TABLE, types.boolean, types.boolean
+)
 
 
 @compiled(_WALK, nogil=False)
 def walk_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0917
-    data, record_count, base_timestamp, last_offset_delta, step, columns, with_columns
+    data, record_count, base_timestamp, last_offset_delta, step, columns, with_columns, with_head
 ):
-    """(valid, minimum timestamp, maximum timestamp); fills `columns`."""
+    """(valid, minimum timestamp, maximum timestamp, head); fills `columns`."""
     source, length = pointer_to(data), len(data)
     minimum, maximum = I64_MAX, I64_MIN
+    head = np.int64(NO_VALUE)
     least, position = np.int64(-1), np.int64(0)
     for record in range(record_count):
         most = min(least + step, last_offset_delta)
         found = read_record(source, position, length, base_timestamp, least, most)
         position, timestamp, _, least, key, key_size, value, value_size, headers = found
         if position < 0:
-            return 0, 0, 0
+            return 0, 0, 0, 0
         minimum = min(minimum, timestamp)
         maximum = max(maximum, timestamp)
+        if with_head and value_size >= 0:
+            own = np.int64(NO_HEAD)
+            if value_size >= HEAD_BYTES:
+                own = np.int64(0)
+                for at in range(value, value + HEAD_BYTES):
+                    own = (own << 8) | np.int64(source[at])
+            if head != own:
+                head = own if head == NO_VALUE else np.int64(NO_HEAD)
         if with_columns:
             columns[0, record] = timestamp
             columns[1, record] = least
@@ -154,15 +168,22 @@ def walk_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0917
             columns[4, record] = value if value_size >= 0 else -1
             columns[5, record] = value + max(value_size, 0)
             columns[6, record] = headers
-    return position == length, minimum, maximum
+    return position == length, minimum, maximum, head
 
 
 @compiled(_WALK)
 def _walk_released(  # type: ignore[no-untyped-def]  # noqa: PLR0917
-    data, record_count, base_timestamp, last_offset_delta, step, columns, with_columns
+    data, record_count, base_timestamp, last_offset_delta, step, columns, with_columns, with_head
 ):
     return walk_kernel(
-        data, record_count, base_timestamp, last_offset_delta, step, columns, with_columns
+        data,
+        record_count,
+        base_timestamp,
+        last_offset_delta,
+        step,
+        columns,
+        with_columns,
+        with_head,
     )
 
 
@@ -172,13 +193,13 @@ NO_COLUMNS: Final = np.empty((7, 0), np.int64)
 def walk_native(records: Buffer, request: WalkRequest) -> Walk:
     """`record_walk.walk_plain`, compiled."""
     record_count, base_timestamp, last_offset_delta, dense, with_columns, *wanted = request
-    from_delta, columns_max = wanted
+    from_delta, columns_max, with_head = wanted
     columns = NO_COLUMNS
     if with_columns:
         # Allocated at once, since the caller has checked the count against the size of `records`.
         columns = np.empty((7, record_count), np.int64)
     compiled_walk = walk_kernel if len(records) < RELEASE_BYTES else _walk_released
-    valid, minimum, maximum = compiled_walk(
+    valid, minimum, maximum, head = compiled_walk(
         np.frombuffer(records, np.uint8),
         record_count,
         base_timestamp,
@@ -186,6 +207,7 @@ def walk_native(records: Buffer, request: WalkRequest) -> Walk:
         1 if dense else last_offset_delta + 1,
         columns,
         with_columns,
+        with_head,
     )
     if not valid:
         return walk_plain(records, request)
@@ -193,7 +215,7 @@ def walk_native(records: Buffer, request: WalkRequest) -> Walk:
     if with_columns:
         start = bisect_left(columns[1], from_delta)
         fields = Fields(*columns[:, start : start + columns_max].tolist())
-    return Walk(Problem.NONE, record_count, len(records), minimum, maximum, fields)
+    return Walk(Problem.NONE, record_count, len(records), minimum, maximum, fields, head)
 
 
 # --- the summary of consecutive batches -----------------------------------------------------------
@@ -238,13 +260,14 @@ def _summarize(data, next_offset, table, columns):  # type: ignore[no-untyped-de
             elif attributes & CODEC_MASK:
                 table[count, TO_EXPAND] = 1
             else:
-                readable, least, _ = walk_kernel(
+                readable, least, _, _ = walk_kernel(
                     data[position + HEADER_SIZE : end],
                     record_count,
                     base_timestamp,
                     delta,
                     delta + 1,
                     columns,
+                    False,
                     False,
                 )
                 if not readable:

@@ -27,6 +27,9 @@ from tierlog.record_format.varint import read_varint, read_varlong
 
 I64_MIN: Final = -(2**63)
 I64_MAX: Final = 2**63 - 1
+HEAD_BYTES: Final = 5  # of a value: a zero byte, and the id of its schema in four
+NO_VALUE: Final = -1  # all values are null
+NO_HEAD: Final = -2  # they differ, or one is shorter
 
 
 class Problem(StrEnum):
@@ -48,7 +51,8 @@ class WalkRequest(NamedTuple):
     """The batch header's facts about the records. `dense`: offset deltas must be 0, 1, 2, ...
 
     With columns, the fields are those of at most `columns_max` records, from the first one at or
-    after `from_delta`: those of a million records take 200 MB.
+    after `from_delta`: those of a million records take 200 MB. `with_head`: the head that all
+    values have is found.
     """
 
     record_count: int
@@ -58,6 +62,7 @@ class WalkRequest(NamedTuple):
     with_columns: bool
     from_delta: int = 0
     columns_max: int = I64_MAX
+    with_head: bool = False
 
 
 class Fields(NamedTuple):
@@ -79,7 +84,8 @@ class Walk(NamedTuple):
     """`record` and `position` (in the decompressed records) locate a problem.
 
     Timestamps are base + delta, and undefined if there is a problem or no record. The fields are
-    empty if they were not asked for.
+    empty if they were not asked for. `head`: the first HEAD_BYTES of all values that are not null,
+    as a number, or NO_VALUE, or NO_HEAD.
     """
 
     problem: Problem
@@ -88,6 +94,7 @@ class Walk(NamedTuple):
     min_timestamp: int = 0
     max_timestamp: int = 0
     fields: Fields = NO_FIELDS
+    head: int = NO_VALUE
 
     def describe(self) -> str:
         """The problem in words."""
@@ -117,6 +124,7 @@ def walk_plain(records: Buffer, request: WalkRequest) -> Walk:  # noqa: C901, PL
     columns_left = request.columns_max if request.with_columns else 0
     length = len(data)
     minimum, maximum = I64_MAX, I64_MIN
+    head, with_head = NO_VALUE, request.with_head
     offset_delta, position, record = -1, 0, 0
     try:
         for record in range(request.record_count):
@@ -176,6 +184,9 @@ def walk_plain(records: Buffer, request: WalkRequest) -> Walk:  # noqa: C901, PL
             if not -1 <= size <= end - position:
                 return Walk(Problem.VALUE_LENGTH, record, before)
             value_start = -1 if size < 0 else position
+            if with_head and size >= 0:
+                own = int.from_bytes(data[position : position + HEAD_BYTES])
+                head = own if size >= HEAD_BYTES and head in (own, NO_VALUE) else NO_HEAD
             if size > 0:
                 position += size
             value_end = header_start = position
@@ -202,7 +213,7 @@ def walk_plain(records: Buffer, request: WalkRequest) -> Walk:  # noqa: C901, PL
         return Walk(Problem.VARINT, record, position)
     if position != length:
         return Walk(Problem.TRAILING, request.record_count, position)
-    return Walk(Problem.NONE, request.record_count, position, minimum, maximum, fields)
+    return Walk(Problem.NONE, request.record_count, position, minimum, maximum, fields, head)
 
 
 def _skip_headers(data: bytes, position: int, end: int) -> int:

@@ -11,20 +11,20 @@ Thread-safe. A check may block, on the log of `_schemas` or on its leader's answ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import islice
-from operator import sub
 from typing import Final, NamedTuple
 
 from tierlog.broker.schema_registry.formats import parse_schema
 from tierlog.broker.schema_registry.json_text import Malformed
 from tierlog.record_format.errors import NotLeader, RetriableError
 from tierlog.record_format.produced import CheckValues, RefusedValues
+from tierlog.record_format.record_walk import HEAD_BYTES
 from tierlog.record_format.schema_state import Source
 
 FindSource = Callable[[str, int], Source | None]
 KNOWN_MS: Final = 30_000
-HEAD_BYTES: Final = 5  # a zero byte, and the id
+_ID_MAX: Final = 2**32 - 1  # behind a zero byte
 _KNOWN_MAX: Final = 10_000
 _PARSED_MAX: Final = 500
 _NAMED_MAX: Final = 100  # of the records that are refused
@@ -48,43 +48,14 @@ class SchemaValidation:
         """None: nothing is to be checked. What it returns raises retriable errors."""
         if level == "none":
             return None
-        return partial(self._check, f"{topic}-value", level == "full")
+        return _Check(self, f"{topic}-value", level == "full")
 
-    def _check(
-        self, subject: str, is_full: bool, data: bytes, starts: Sequence[int], ends: Sequence[int]
-    ) -> RefusedValues | None:
-        if not is_full and self._have_known_ids(subject, data, starts, ends):
-            return None
-        refused = list(islice(self._refused(subject, is_full, data, starts, ends), _NAMED_MAX))
-        if not refused:
-            return None
-        first, problem = refused[0]
-        return RefusedValues(f"record {first}: {problem}", tuple(row for row, _ in refused))
+    def knows(self, subject: str, head: int) -> bool:
+        """Whether a value's head is the id of a schema of the subject."""
+        return head <= _ID_MAX and self._source(subject, head) is not None
 
-    def _have_known_ids(
-        self, subject: str, data: bytes, starts: Sequence[int], ends: Sequence[int]
-    ) -> bool:
-        """Quickly: of many records there are few ids."""
-        if -1 in starts:
-            pairs = [one for one in zip(starts, ends, strict=True) if one[0] >= 0]
-            starts, ends = [start for start, _ in pairs], [end for _, end in pairs]
-        heads = {data[start : start + HEAD_BYTES] for start in starts}
-        shortest = min(map(sub, ends, starts), default=HEAD_BYTES)
-        return shortest >= HEAD_BYTES and all(
-            head[0] == 0 and self._source(subject, int.from_bytes(head[1:])) is not None
-            for head in heads
-        )
-
-    def _refused(
-        self, subject: str, is_full: bool, data: bytes, starts: Sequence[int], ends: Sequence[int]
-    ) -> Iterator[tuple[int, str]]:
-        for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            if start >= 0:
-                problem = self._problem(subject, is_full, data[start:end])
-                if problem:
-                    yield row, problem
-
-    def _problem(self, subject: str, is_full: bool, value: bytes) -> str:
+    def problem(self, subject: str, value: bytes, *, is_full: bool) -> str:
+        """What is wrong with a value, or an empty text."""
         if len(value) < HEAD_BYTES or value[0] != 0:
             return _HEADLESS
         schema_id = int.from_bytes(value[1:HEAD_BYTES])
@@ -116,3 +87,33 @@ class SchemaValidation:
             self._known.clear()
         self._known[key] = _Known(source, now_ms)
         return source
+
+
+class _Check(NamedTuple):
+    """`CheckValues` of a topic."""
+
+    validation: SchemaValidation
+    subject: str
+    is_full: bool
+
+    def knows(self, head: int) -> bool:
+        return not self.is_full and self.validation.knows(self.subject, head)
+
+    def __call__(
+        self, data: bytes, starts: Sequence[int], ends: Sequence[int]
+    ) -> RefusedValues | None:
+        refused = list(islice(self._refused(data, starts, ends), _NAMED_MAX))
+        if not refused:
+            return None
+        first, problem = refused[0]
+        return RefusedValues(f"record {first}: {problem}", tuple(row for row, _ in refused))
+
+    def _refused(
+        self, data: bytes, starts: Sequence[int], ends: Sequence[int]
+    ) -> Iterator[tuple[int, str]]:
+        for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            if start >= 0:
+                value = data[start:end]
+                problem = self.validation.problem(self.subject, value, is_full=self.is_full)
+                if problem:
+                    yield row, problem

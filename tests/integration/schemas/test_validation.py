@@ -159,6 +159,24 @@ def test_protobuf_values_are_decoded_as_the_message_that_they_name(served: Serve
         assert expected in error["msg"]
 
 
+@pytest.mark.parametrize("level", ["id", "full"])
+def test_a_batch_may_have_values_of_several_schemas(served: Served, level: str) -> None:
+    topic = topic_of(served, level)
+    wider = {**FLIGHT, "fields": [*FLIGHT["fields"][:1]]}
+    ids = [register(served, topic, one) for one in (FLIGHT, wider)]
+    values = [avro(GOOD, ids[0]), None, b"\0" + ids[1].to_bytes(4) + b"\4UA"]
+    wrong = b"\0" + (ids[1] + 1000).to_bytes(4) + b"\4UA"
+    producer = Producer({"bootstrap.servers": f"127.0.0.1:{served.kafka_port}", "linger.ms": 200})
+    errors: list[Any] = []
+    for batch in (values, [None], [*values, wrong]):
+        for value in batch:
+            producer.produce(topic, value, on_delivery=lambda error, _: errors.append(error))
+        assert producer.flush(30) == 0
+        assert post(served, topic, *batch).status_code == (422 if wrong in batch else 200)
+    assert errors[:4] == [None] * 4
+    assert all(errors[4:]), errors
+
+
 def test_an_id_of_another_subject_is_refused_until_it_is_registered_here(served: Served) -> None:
     topic, other = topic_of(served, "id"), topic_of(served, "id")
     schema_id = register(served, other, FLIGHT)

@@ -14,7 +14,15 @@ from tierlog.record_format import native
 from tierlog.record_format.batch import BatchHeader, parse_header
 from tierlog.record_format.decode import expand
 from tierlog.record_format.encode import encode_batch
-from tierlog.record_format.record_walk import Problem, Walk, Walker, WalkRequest, walk_plain
+from tierlog.record_format.record_walk import (
+    NO_HEAD,
+    NO_VALUE,
+    Problem,
+    Walk,
+    Walker,
+    WalkRequest,
+    walk_plain,
+)
 from tierlog.record_format.varint import zigzag
 
 
@@ -33,6 +41,7 @@ def request_of(header: BatchHeader, *, dense: bool = False) -> WalkRequest:
         header.last_offset_delta,
         dense=dense,
         with_columns=True,
+        with_head=True,
     )
 
 
@@ -79,7 +88,7 @@ def test_both_walks_agree_on_any_change(batch: Rows, data: st.DataObject) -> Non
 def test_both_walks_agree_on_any_bytes(records: bytes, count: int, base: int) -> None:
     from tierlog.record_format.record_kernel import walk_native
 
-    request = WalkRequest(count, base, 7, dense=False, with_columns=True)
+    request = WalkRequest(count, base, 7, dense=False, with_columns=True, with_head=True)
     request = request._replace(from_delta=count // 2, columns_max=2)
     assert walk_native(records, request) == walk_plain(records, request)
 
@@ -186,6 +195,33 @@ def test_the_fields_of_some_records_are_returned_only(walk: Walker) -> None:
     assert everything is not None
     assert found == tuple(column[1:3] for column in everything)
     assert found.offset_deltas == [2, 5]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([b"\0\0\0\1\2abc", b"\0\0\0\1\2"], 258),
+        ([None, b"\0\0\0\1\2", None], 258),
+        ([b"\xff\xff\xff\xff\xff"], 2**40 - 1),
+        ([b"\0\0\0\1\2", b"\0\0\0\1\3", b"\0\0\0\1\3"], NO_HEAD),
+        ([b"\0\0\0\1\2", b"\0\0\0\1"], NO_HEAD),
+        ([b"\0\0\0\1", b"\0\0\0\1\2"], NO_HEAD),
+        ([b""], NO_HEAD),
+        ([None], NO_VALUE),
+        ([], NO_VALUE),
+    ],
+)
+def test_the_walk_finds_the_head_that_all_values_have(
+    values: list[bytes | None], expected: int, walk: Walker
+) -> None:
+    fields = [NULL if one is None else zigzag(len(one)) + one for one in values]
+    records = b"".join(
+        record(offset=zigzag(delta), value=one, headers=b"\2\2h\2x")
+        for delta, one in enumerate(fields)
+    )
+    request = WalkRequest(len(values), 0, len(values) - 1, dense=True, with_columns=False)
+    assert walk(records, request._replace(with_head=True)).head == expected
+    assert walk(records, request).head == NO_VALUE
 
 
 def test_an_empty_batch_is_valid(walk: Walker) -> None:
