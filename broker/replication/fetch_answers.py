@@ -4,6 +4,7 @@
   a segment.
 * What a fetch names counts before it is answered (`Term.note_fetch`); under another epoch the
   replica is only told so, and counts for what it has seen.
+* What cannot be read fails for its partition alone: the replica is told nothing, and lags.
 * A watermark alone answers no fetch that waits, or each record would cost two (KAFKA-9731).
 * Where its log parts from the leader's it is told by epochs, and nothing is sent (KIP-595).
 * A log whose last epoch is older than all that are known, and that has more than it knows to be
@@ -17,6 +18,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 
+import structlog
 from msgspec.structs import replace
 
 from tierlog.broker.data_folder import TopicIdPartition
@@ -35,7 +37,9 @@ from tierlog.broker.replication.messages import (
 from tierlog.broker.replication.replica import Replica
 from tierlog.broker.replication.term import NEVER_MS, Term
 from tierlog.host.waiting import Wait
-from tierlog.record_format.errors import OffsetTrimmed
+from tierlog.record_format.errors import OffsetTrimmed, TierlogError
+
+log = structlog.get_logger(__name__)
 
 NOT_LEADER: FetchError = "not-leader"
 FENCED: FetchError = "fenced-leader-epoch"
@@ -130,13 +134,15 @@ class FetchAnswers:
         return -1, max(epochs[0][1], partition.first_local_offset)
 
     def _read(self, entry: Entry, now: PartitionAnswer, term: Term, left: int) -> Answered | None:
-        one, starts = entry.fetch, (now.log_start_offset, now.local_log_start_offset)
+        one, was_unreadable, entry.is_unreadable = entry.fetch, entry.is_unreadable, False
         if one.end_offset < now.local_log_start_offset:
             return Answered(replace(now, error=OUT_OF_RANGE))
         if one.end_offset >= term.log.log_end_offset:
-            if term.tells(one.replica_id, starts):
+            is_news = entry.lacks(now.log_start_offset, now.local_log_start_offset)
+            if is_news or term.is_waited_for(one.replica_id):
+                entry.local_start = now.local_log_start_offset
                 return Answered(now)
-            entry.is_idle, entry.term, entry.starts = True, term, starts
+            entry.is_idle, entry.term = True, term
             is_behind = one.high_watermark < min(now.high_watermark, one.flushed_end)
             return Answered(now, may_wait=True) if is_behind else None
         if left <= 0:
@@ -145,6 +151,11 @@ class FetchAnswers:
             read = term.log.read_for_replica(one.end_offset, max_bytes=left, wait=Wait.WAIT)
         except OffsetTrimmed:
             return Answered(replace(now, error=OUT_OF_RANGE))
+        except (TierlogError, OSError) as error:
+            if not was_unreadable:
+                log.error("not sent to a replica", partition=str(term.log), error=str(error))
+            entry.is_idle, entry.is_unreadable, entry.term = True, True, term
+            return None
         answer = replace(
             now,
             segment_base_offset=read.segment_base_offset,

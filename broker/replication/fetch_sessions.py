@@ -127,14 +127,16 @@ class Said:
 class Entry:
     """A partition of a session, as the follower said last. `is_named`: by the fetch that is being
     answered, which has not been taken note of; `is_ready`: there may be something to answer.
-    `term`, `starts`: of the log, when there was nothing.
+    `is_idle`: there was nothing, in `term`; `is_unreadable`: nothing that could be read.
+    `local_start`: of the log, as told in this session, which ends with an answer that is lost; with
+    batches it does not count, as what they commit is deleted later.
     """
 
-    def __init__(self, place: TopicIdPartition) -> None:
-        self.place = place
-        self.is_ready = self.is_idle = False
+    def __init__(self, fetch: PartitionFetch) -> None:
+        self.place = fetch.topic_id, fetch.partition
+        self.is_ready = self.is_idle = self.is_unreadable = False
         self.term: Term | None = None
-        self.starts = 0, 0
+        self.local_start = fetch.log_start_offset
         self.stop: Callable[[], object] | None = None
 
     def ask(self, fetch: PartitionFetch, node_id: int) -> None:
@@ -150,6 +152,10 @@ class Entry:
             log_start_offset=fetch.log_start_offset,
             answered=fetch.answered,
         )
+
+    def lacks(self, log_start: int, local_start: int) -> bool:
+        """Whether it is news to the follower that the log, or the local log, starts there."""
+        return self.fetch.log_start_offset < log_start or self.local_start != local_start
 
     def stop_waiting(self) -> None:
         if self.stop is not None:
@@ -195,7 +201,7 @@ class FetchSession:
                 place = fetch.topic_id, fetch.partition
                 entry = self._entries.get(place)
                 if entry is None:
-                    entry = self._entries[place] = Entry(place)
+                    entry = self._entries[place] = Entry(fetch)
                 entry.stop_waiting()
                 entry.ask(fetch, self._node_id)
                 self._set_ready(entry)
@@ -261,6 +267,8 @@ class FetchSession:
 
     def _wait(self, entry: Entry) -> None:
         entry.stop_waiting()
+        if entry.is_unreadable:
+            return  # tried again whenever what is idle is looked at
         assert entry.term is not None, "it is idle"
         fetch, wake = entry.fetch, partial(self._wake, entry)
         entry.stop = entry.term.wait_for_news(fetch.replica_id, fetch.end_offset, wake)
@@ -287,13 +295,12 @@ class FetchSession:
 
 def _is_quiet(entry: Entry, *, is_over: bool) -> bool:
     term, fetch = entry.term, entry.fetch
-    if term is None or term.note_unchanged(entry.said) is None:
+    if term is None or entry.is_unreadable or term.note_unchanged(entry.said) is None:
         return False
     log = term.log
     is_behind = fetch.high_watermark < min(log.high_watermark, fetch.flushed_end)
-    return (log.log_start_offset, log.first_local_offset) == entry.starts and not (
-        is_over and is_behind
-    )
+    is_news = entry.lacks(log.log_start_offset, log.first_local_offset)
+    return not is_news and not (is_over and is_behind)
 
 
 class TakenFetch:

@@ -83,7 +83,6 @@ class Term:
         self._heard: dict[str, _Heard] = {}
         self._seen = 0  # the highest epoch that a replica said to have seen
         self._answers = 0
-        self._told: dict[str, tuple[int, int]] = {}
         self._asked: list[_Asked] = []
         self._wanted = 0  # the highest answer that somebody waits for
         self._is_over = False
@@ -167,16 +166,8 @@ class Term:
             caught_up_ms = before.fetched_ms
         return _Heard(fetch.node, now_ms, log_end, caught_up_ms)
 
-    def tells(self, replica_id: str, starts: tuple[int, int]) -> bool:
-        """Whether these starts of the log, and of the local log, are news to the replica; or its
-        next fetch is waited for.
-        """
-        with self._lock:
-            before = self._told.get(replica_id)
-            self._told[replica_id] = starts
-        return starts != (before or starts) or self._is_waited_for(replica_id)
-
-    def _is_waited_for(self, replica_id: str) -> bool:
+    def is_waited_for(self, replica_id: str) -> bool:
+        """Whether somebody waits for what its next fetch says."""
         wanted = self._wanted
         return wanted > 0 and self._lead.progress_of(replica_id).answered < wanted
 
@@ -262,7 +253,7 @@ class Term:
         `offset`; at once if there is. Returns a function that cancels it.
         """
         cancel = self._waiters.add_waiter(offset, callback)
-        is_due = self.log.log_end_offset > offset or self._is_waited_for(replica_id)
+        is_due = self.log.log_end_offset > offset or self.is_waited_for(replica_id)
         if is_due and cancel():
             callback()
         return cancel

@@ -72,7 +72,7 @@ class Follower:
 
     def __init__(self, number: int) -> None:
         self.place, self.node_id, self.heard = (TOPIC_ID, number), 0, 0
-        self.state = {"replica_id": "b.0", "end": 0, "answered": 0, "epoch": EPOCH}
+        self.state = {"replica_id": "b.0", "start": 0, "end": 0, "answered": 0, "epoch": EPOCH}
 
     def next_fetch(self, node_id: int) -> PartitionFetch | None:
         if node_id != self.node_id:
@@ -87,7 +87,7 @@ class Follower:
             last_epoch=EPOCH if now["end"] else -1,
             end_offset=now["end"],
             flushed_end=now["end"],
-            log_start_offset=0,
+            log_start_offset=now["start"],
             answered=now["answered"],
             high_watermark=0,
         )
@@ -132,7 +132,7 @@ class Pair:
         self.said.note_answer(request, FetchedRows(session_id, received))
         for answer, _ in received:
             follower = self.followers[answer.partition]
-            follower.state["answered"] = answer.number
+            follower.state |= {"answered": answer.number, "start": answer.log_start_offset}
             if answer.size_bytes:
                 follower.state["end"] = self.led[answer.partition].log.log_end_offset
         return request, rows
@@ -217,6 +217,53 @@ def test_a_lost_answer_an_old_session_or_another_leader_ends_it_and_all_is_named
     unknown, rows = pair.exchange()  # a late one, of before, has begun a session of its own
     assert (unknown.session_id != NO_SESSION, rows) == (True, [])
     assert named(pair.exchange()[0]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("change", [PartitionLog.trim, PartitionLog.delete_local])
+def test_a_start_of_the_log_is_told_again_if_the_answer_was_lost(
+    pair: Pair, change: Callable[[PartitionLog, int], object]
+) -> None:
+    led = pair.led[0]
+    led.append(b"x")
+    for _ in range(3):
+        pair.exchange()
+    assert led.log.roll()
+    change(led.log, 1)
+    starts = [(led.log.log_start_offset, led.log.first_local_offset)]
+    assert starts != [(0, 0)]
+
+    def told(rows: list[Answered]) -> list[tuple[int, int]]:
+        return [(one.answer.log_start_offset, one.answer.local_log_start_offset) for one in rows]
+
+    lost = pair.take(pair.ask())
+    assert lost is not None
+    assert told(lost.answer(is_over=False)) == starts
+    assert told(pair.exchange(is_over=False)[1]) == starts
+    later = [pair.exchange(is_over=False)[1] for _ in range(2)]
+    assert later == [[], []], "once, if it arrives"
+
+
+def test_what_cannot_be_read_fails_for_its_partition_alone(pair: Pair) -> None:
+    pair.exchange()
+    led, other = pair.led[0], pair.led[1]
+    led.append(b"x")
+    file = led.log.folder / "00000000000000000000.log"
+    whole = file.read_bytes()
+    file.write_bytes(bytes(len(whole)))
+    other.append(b"y")
+    _, rows = pair.exchange()
+    assert [one.answer.partition for one in rows if one.answer.size_bytes] == [1]
+    pair.exchange()
+    assert (led.acknowledged, other.acknowledged) == (0, 1)
+    waiting = pair.take(pair.ask())
+    assert waiting is not None
+    assert waiting.answer(is_over=False) == []
+    waiting.wait_for_news(lambda: pytest.fail("nothing can be read yet"))
+    file.write_bytes(whole)
+    rows = waiting.answer(is_over=True)
+    assert [one.answer.partition for one in rows if one.answer.size_bytes] == [0]
+    for one in rows:
+        close_all(one.slices)
 
 
 def test_a_poll_whose_session_was_replaced_answers_nothing(pair: Pair) -> None:

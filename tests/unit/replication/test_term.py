@@ -148,14 +148,14 @@ def test_it_is_confirmed_to_lead_once_each_member_fetches_again_after_an_answer(
         leader.hear(one, 0, answered=before[one])
     assert not confirmed.done()
     after = {one: leader.hear(one, 0, answered=before[one]) for one in NODES}
-    assert all(leader.term.tells(one, (0, 0)) for one in NODES)
+    assert all(leader.term.is_waited_for(one) for one in NODES)
     leader.hear("b.0", 0, answered=after["b.0"])
     assert not confirmed.done()
     leader.hear("c.0", 0, epoch=0, answered=after["c.0"])  # it follows another leader
     assert not confirmed.done()
     leader.hear("c.0", 0, answered=after["c.0"])
     assert confirmed.result(0) is None
-    assert not any(leader.term.tells(one, (0, 0)) for one in NODES), "and waits again"
+    assert not any(leader.term.is_waited_for(one) for one in NODES), "and waits again"
 
 
 def test_a_fetch_that_comes_when_it_is_waited_for_is_answered_at_once(leader: Leader) -> None:
