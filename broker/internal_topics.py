@@ -22,8 +22,18 @@ def check_may_create(name: str) -> None:
 
 
 def check_may_delete(name: str) -> None:
-    if name.startswith(INTERNAL_PREFIX):
+    if _is_internal(name):
         raise Forbidden(f"{name} is internal: clients cannot delete it")
+
+
+def check_may_trim(name: str) -> None:
+    if _is_internal(name):
+        raise Forbidden(f"{name} is internal: clients cannot trim it")
+
+
+def _is_internal(name: str) -> bool:
+    """Also what another registry, as a client, may produce to: records name the ids in it."""
+    return name.startswith(INTERNAL_PREFIX) or name == SCHEMAS
 
 
 def check_may_alter(

@@ -50,13 +50,13 @@ from tierlog.broker.internal_topics import (
     check_may_alter,
     check_may_create,
     check_may_delete,
+    check_may_trim,
 )
 from tierlog.broker.partition import Partition
 from tierlog.broker.segment_listing import SegmentState, iter_segments
 from tierlog.broker.topics import TopicState
 from tierlog.hot_tier.config_words import in_words
 from tierlog.manifest.state import Manifest
-from tierlog.record_format.errors import Forbidden
 from tierlog.record_format.segment_entry import SegmentEntry
 from tierlog.record_format.topic_rules import MAX_PARTITIONS, ConfigValue
 
@@ -337,8 +337,7 @@ def _shown_entry(partition: Partition, entry: SegmentEntry) -> ManifestSegment:
 async def trim(
     context: TheContext, topic: str, partition: ThePartition, body: Annotated[Trim, body_as(Trim)]
 ) -> Response:
-    if context.broker.topic(topic).record.internal:  # as Kafka's DeleteRecords
-        raise Forbidden(f"{topic} is internal: HTTP clients cannot trim it")
+    check_may_trim(context.broker.topic(topic).record.name)  # as Kafka's DeleteRecords
     log_start = await context.write_cold(
         context.broker.trim, topic, partition.number, body.before_offset
     )

@@ -10,7 +10,8 @@ from typing import Any
 
 import httpx2
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from confluent_kafka.schema_registry import (
     AsyncSchemaRegistryClient,
     Schema,
@@ -377,6 +378,25 @@ def test_the_records_are_those_of_confluents_registry(
         "deleted": False,
     }
     assert served.broker.topic("_schemas").config.compacts
+
+
+def test_clients_cannot_delete_or_trim_what_records_name_the_ids_of(
+    served: Served, registry: SchemaRegistryClient, http: httpx2.Client, subject: str
+) -> None:
+    schema_id = registry.register_schema(subject, avro(text("a")))
+    topic = "/v1/topics/_schemas"
+    assert http.delete(topic).status_code == 403
+    trim = {"before_offset": 1}
+    assert http.post(f"{topic}/partitions/0/trim", json=trim).status_code == 403
+    admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{served.kafka_port}"})
+    (refusal,) = [one.exception(30) for one in admin.delete_topics(["_schemas"]).values()]
+    assert refusal.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    (refusal,) = [
+        one.exception(30)
+        for one in admin.delete_records([TopicPartition("_schemas", 0, 1)]).values()
+    ]
+    assert refusal.args[0].code() == KafkaError.POLICY_VIOLATION
+    assert http.get(f"/schemas/ids/{schema_id}").status_code == 200
 
 
 def test_what_another_registry_writes_to_the_topic_counts(
