@@ -25,11 +25,16 @@ def is_available() -> bool:
 
 
 def can_compile() -> bool:
-    """Whether compiling kernels pays off: numba is there, and can cache their machine code on disk.
+    """Whether compiling kernels pays off: numba is there, its compiler is not disabled, and it can
+    cache their machine code on disk.
 
     Without a cache, every process would compile them again.
     """
     if not is_available():
+        return False
+    from numba import config
+
+    if config.DISABLE_JIT:
         return False
     from tierlog.record_format.compiled import has_cache
 

@@ -130,12 +130,16 @@ def test_a_kernel_is_compiled_again_when_an_inlined_function_changes(
     assert results == ["20", "30"]
 
 
-def test_with_numbas_compiler_disabled_the_error_says_what_to_do() -> None:
+def test_with_numbas_compiler_disabled_a_broker_does_without_and_a_kernel_says_what_to_do() -> None:
     program = (
-        "from tierlog.record_format import native\n"
-        "try:\n    native.load()\nexcept ImportError as error:\n    print(error)"
+        "from tierlog.record_format import compaction, native\n"
+        "print(native.load(), type(compaction.make_key_table(1000)).__name__)\n"
+        "try:\n    from tierlog.record_format import record_kernel\n"
+        "except ImportError as error:\n    print(error)"
     )
-    assert "unset NUMBA_DISABLE_JIT" in run(program, cwd=PROJECT, NUMBA_DISABLE_JIT="1")
+    done, error = run(program, cwd=PROJECT, NUMBA_DISABLE_JIT="1").splitlines()
+    assert done == "False PlainKeyTable"
+    assert "unset NUMBA_DISABLE_JIT" in error
 
 
 def test_all_modules_inlined_into_kernels_are_listed() -> None:
