@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -92,6 +92,7 @@ class Bucket:
             checkpoints=self._uploads,
         )
         self._foreign_topics: set[str] = set()  # ids of topics that another folder owns
+        self._seen_published: dict[str, int] = {}  # versions by topic id, of a cluster
         self.names: TopicNames | None = None  # in a cluster
         self.is_gone: Callable[[str], bool] = lambda _: False  # a folder of the cluster
         self._publishing = threading.Lock()  # held while a live topic's object is written
@@ -212,6 +213,22 @@ class Bucket:
             failures += self._publish_and_mark(ids, registry, meanwhile)
         if failures:
             raise failures[0]
+
+    def find_unpublished(self, registry: TopicRegistry, led: Container[str]) -> None:
+        """Have `publish_topics` write the topic objects that a broker of the cluster was to write
+        and died before. `led`: ids of topics. Looks once at each version of a topic. Raises
+        StoreUnavailable, CorruptDataError.
+        """
+        before, self._seen_published = self._seen_published, {}
+        for record in registry.live():
+            topic_id, version = record.topic_id, record.version
+            if record.dirty or topic_id not in led:
+                continue
+            if before.get(topic_id) != version:
+                there = self._topics.load_topic(record.name, topic_id)
+                if there is None or not record.is_state_of(there):
+                    registry.mark_unpublished(topic_id)
+            self._seen_published[topic_id] = version
 
     def _publish_and_mark(
         self, topic_ids: Sequence[str], registry: TopicRegistry, meanwhile: Callable[[], None]

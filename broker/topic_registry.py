@@ -69,6 +69,11 @@ class TopicRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             created_ms=self.created_ms,
         )
 
+    def is_state_of(self, there: TopicObject) -> bool:
+        """Whether the bucket has this state of the topic, by the newest version there."""
+        now = self.partitions, self.config
+        return not there.deleted and (there.partitions, dict(there.config)) == now
+
     def partition_numbers(self) -> list[int]:
         return [p for p in range(self.partitions) if p not in self.absent]
 

@@ -127,10 +127,7 @@ def check_topic_object(store: ObjectStore, record: TopicRecord) -> Findings:
     if there is None:
         detail = "the bucket has no topic object: a restore would not find the topic"
         found.add_problem(ProblemKind.TOPIC_OBJECT, detail, object_key=key)
-    elif there.deleted or (there.partitions, dict(there.config)) != (
-        record.partitions,
-        record.config,
-    ):
+    elif not record.is_state_of(there):
         detail = f"the newest version ({there.version}) differs from this broker's topic"
         found.add_problem(ProblemKind.TOPIC_OBJECT, detail, object_key=key)
     return found

@@ -234,7 +234,7 @@ class BackgroundTasks:
             self._transaction_keeping,
             self._share_keeping,
             task("janitor", self.janitor.disk_round, interval_s=check_s),
-            task("bucket", self.janitor.bucket_round, interval_s=check_s),
+            task("bucket", self.bucket_round, interval_s=check_s),
             task("compactor", self.compactor.run_round, interval_s=cleaner_s),
             *(
                 [task("merger", self.merger.run_round, interval_s=check_s)]
@@ -337,6 +337,13 @@ class BackgroundTasks:
             self._bucket.publish_topics(self._topics.registry, meanwhile=self._copy_if_due)
         finally:  # a topic that cannot be published does not delay uploads
             self._copy()
+
+    def bucket_round(self) -> None:
+        self.janitor.bucket_round()
+        bucket = self._bucket
+        if bucket is not None and bucket.names is not None and bucket.store_status.is_reachable:
+            led = {one.topic_id for one in self._topics.partitions() if one.number == 0}
+            bucket.find_unpublished(self._topics.registry, led)
 
     def _copy_if_due(self) -> None:
         if time.monotonic() >= self._copy_again_s:

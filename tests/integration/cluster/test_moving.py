@@ -576,6 +576,26 @@ def test_a_topic_has_as_many_replicas_as_there_are_brokers_at_most(cluster: Brok
         a.alter_topic("flights", config={"min.insync.replicas": 2})
 
 
+def test_a_leader_publishes_the_topic_that_its_creator_did_not_live_to_publish(
+    cluster: BrokerCluster,
+) -> None:
+    creator, leader = cluster.start_all("ab")
+    is_topic = lambda key: key.startswith("topics/") and "/topic/" in key  # noqa: E731
+    cluster.stores["a"].fail("put", FailsBefore(), times=10**6, when=is_topic)
+    creator.create_topic("flights", replicas={0: [node_id_of(leader)]})
+    cluster.lose(creator)
+    (problem,) = verify_topic(leader, "flights").problems
+    assert "would not find the topic" in problem.detail
+    tasks, calls = leader.background, cluster.stores["b"].calls
+    tasks.bucket_round()
+    tasks.copy_round()
+    assert not verify_topic(leader, "flights").problems
+    before = [key for _, key in calls if is_topic(key)]
+    tasks.bucket_round()
+    tasks.copy_round()
+    assert [key for _, key in calls if is_topic(key)] == before, "it looks once"
+
+
 def test_an_internal_topic_waits_until_there_are_brokers_for_its_replicas(
     cluster: BrokerCluster,
 ) -> None:
