@@ -275,7 +275,7 @@ class LiveTopics:
         """Raise what `create` would. Returns the topic's configuration."""
         check_topic_name(name)
         parsed = LogConfig.parse(config)
-        check_min_in_sync(parsed, factor=factor)
+        check_min_in_sync(parsed, factor=factor, given=config)
         self._check_may_have_sets(parsed)
         check_partition_count(partitions)
         if name in self._topics:
@@ -614,7 +614,7 @@ def _altered(
 ) -> tuple[LogConfig, TopicRecord]:
     """The changed configuration and record. Raises InvalidConfig, InvalidPartitionCount."""
     changed = topic.config.replace(config)
-    check_min_in_sync(changed, factor=before.replication_factor)
+    check_min_in_sync(changed, factor=before.replication_factor, given=config)
     for partition in topic.partitions.values():
         partition.check_change(topic.config, changed)
     record = msgspec.structs.replace(before, config=dict(changed.overrides), dirty=True)

@@ -16,6 +16,7 @@ from tierlog.record_format.errors import (
     InvalidReplicaAssignment,
     InvalidReplicationFactor,
 )
+from tierlog.record_format.topic_rules import ConfigValue
 
 ALONE: Final = 0  # the node id of a broker that did not join a cluster
 Chosen = Mapping[int, Sequence[int]]
@@ -71,10 +72,14 @@ def _problem(chosen: Sequence[int], *, living: Collection[int], factor: int | No
     return ""
 
 
-def check_min_in_sync(config: LogConfig, *, factor: int) -> None:
-    """Raises InvalidConfig for a topic that could never be written with acks=all."""
+def check_min_in_sync(
+    config: LogConfig, *, factor: int, given: Mapping[str, ConfigValue | None]
+) -> None:
+    """Raises InvalidConfig if more replicas are to be in sync than there are: nobody would be told
+    that fewer do. A topic that has fewer since it was given so keeps it (Kafka's effectiveMinIsr).
+    """
     wanted = config.min_in_sync(factor)
-    if wanted > factor + (config.replication_store != "none"):
+    if MIN_IN_SYNC in given and wanted > factor + (config.replication_store != "none"):
         why = f"{MIN_IN_SYNC} is {wanted}, and the topic's partitions have {factor} replica(s)"
         raise InvalidConfig(why, problems=(FieldProblem(f"config.{MIN_IN_SYNC}", why),))
 

@@ -92,7 +92,7 @@ class ClusterTopics:
         check_topic_name(name)
         check_partition_count(partitions)
         factor = self.choose_factor(replication_factor, replicas)
-        parsed = _checked(LogConfig.parse(config), factor=factor)
+        parsed = _checked(LogConfig.parse(config), factor=factor, given=config)
         self._bucket.store_status.require_store()
         topic_id, now_ms = new_id(), self._clock()
 
@@ -135,7 +135,7 @@ class ClusterTopics:
                 raise UnknownTopic(name)
             had, now = before.partitions, LogConfig.parse(before.config)
             factor = before.replication_factor
-            changed = _checked(now.replace(config), factor=factor)
+            changed = _checked(now.replace(config), factor=factor, given=config)
             for partition in topic.partitions.values():
                 partition.check_change(now, changed)
             record = _record_of(before)
@@ -336,9 +336,11 @@ class ClusterTopics:
         )
 
 
-def _checked(config: LogConfig, *, factor: int) -> LogConfig:
+def _checked(
+    config: LogConfig, *, factor: int, given: Mapping[str, ConfigValue | None]
+) -> LogConfig:
     """A cluster moves partitions through the bucket. Raises InvalidConfig."""
-    check_min_in_sync(config, factor=factor)
+    check_min_in_sync(config, factor=factor, given=given)
     if not config.remote_storage_enable:
         why = "the partitions of a cluster move through the bucket"
         raise InvalidConfig(

@@ -24,12 +24,9 @@ from tierlog.broker.data_folder import TopicIdPartition
 from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.partition import Partition
 from tierlog.broker.replication.replica_moves import ReplicaMoves
-from tierlog.broker.topic_replicas import check_min_in_sync, check_replicas
+from tierlog.broker.topic_replicas import check_replicas
 from tierlog.host.threads import Threads
 from tierlog.record_format.errors import (
-    FieldProblem,
-    InvalidConfig,
-    InvalidReplicaAssignment,
     LeaderUnknown,
     NoReassignment,
     RetriableError,
@@ -172,15 +169,9 @@ class Reassignments:
 
     def check(self, place: TopicIdPartition, node_ids: Sequence[int]) -> None:
         """Whether these brokers may have the replicas. Raises InvalidReplicaAssignment."""
-        topic, leader = self._topics.find_by_id(place[0]), self._leaders.find_leader(place)
+        leader = self._leaders.find_leader(place)
         has = () if leader is None else (*leader.replicas, leader.node_id)
         check_replicas([node_ids], living={*self._may_have(), *has}, factor=None)
-        try:
-            check_min_in_sync(topic.config, factor=len(node_ids))
-        except InvalidConfig as error:
-            raise InvalidReplicaAssignment(
-                str(error), problems=(FieldProblem("replicas", str(error)),)
-            ) from error
 
     # --- handing over ---------------------------------------------------------------------------
 

@@ -206,9 +206,6 @@ def test_writes_go_on_while_replicas_are_added_and_need_two_of_them_from_then_on
         cluster.lines[one.folder.path.name].is_cut = False
     check_gets_replicas(cluster, 20)
     until(lambda: owner.topic("flights").record.replication_factor == 3, patience_s=30)
-    owner.alter_topic("flights", config={"min.insync.replicas": 2})
-    with pytest.raises(InvalidReplicaAssignment, match=r"min\.insync\.replicas is 2"):
-        reassignments_of(owner).begin(place_of(cluster), [0])
 
 
 def test_partitions_of_one_topic_may_have_a_set_and_have_none(cluster: BrokerCluster) -> None:

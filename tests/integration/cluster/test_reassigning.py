@@ -23,6 +23,7 @@ from tierlog.broker.cluster.reassignments import Reassignments
 from tierlog.broker.replication.messages import ShownSet
 from tierlog.record_format.errors import (
     BrokerInUse,
+    InvalidConfig,
     InvalidReplicaAssignment,
     InvalidReplicationFactor,
     NoReassignment,
@@ -233,10 +234,20 @@ def test_brokers_that_may_not_have_replicas_are_refused(
         reassignments_of(cluster.running[1]).cancel(place_of(cluster))
 
 
-def test_fewer_replicas_than_have_to_be_in_sync_are_refused(cluster: BrokerCluster) -> None:
+def test_fewer_replicas_than_have_to_be_in_sync_are_enough_if_there_are_no_more(
+    cluster: BrokerCluster,
+) -> None:
     created(cluster, factor=3, **{"min.insync.replicas": 3})
-    with pytest.raises(InvalidReplicaAssignment, match=r"min\.insync\.replicas is 3"):
-        reassignments_of(cluster.running[0]).begin(place_of(cluster), [0, 1])
+    asked = reassignments_of(cluster.running[0])
+    for turn, wanted in enumerate(([0, 1], [1])):
+        asked.begin(place_of(cluster), wanted)
+        until(lambda w=wanted: is_settled(cluster, w), patience_s=30)
+        appended(cluster, range(turn, turn + 1))
+    leader = cluster.leader("flights", 0)
+    until(lambda: leader.topic("flights").record.replication_factor == 1, patience_s=30)
+    leader.alter_topic("flights", config={"retention.ms": 10**9})
+    with pytest.raises(InvalidConfig, match=r"min\.insync\.replicas is 2"):
+        leader.alter_topic("flights", config={"min.insync.replicas": 2})
 
 
 def test_the_only_replica_is_handed_over_and_stays_the_only_one(cluster: BrokerCluster) -> None:
