@@ -156,7 +156,7 @@ class Load:
                 partition = number % self._partitions
                 producer.send(self._topic, b"%d %d" % (partition, number), partition=partition)
                 self._sent[partition].append(number)
-                if self._stop.wait(0.005):
+                if self._stop.wait(0.02):
                     return
 
     def __enter__(self) -> Load:
@@ -177,7 +177,7 @@ class Load:
                 found[int(partition)].append(int(number))
         return found
 
-    def wait_for_more(self, count: int = 50) -> None:
+    def wait_for_more(self, count: int = 20) -> None:
         wanted = sum(map(len, self.read().values())) + count
         until(lambda: sum(map(len, self.read().values())) >= wanted, patience_s=60)
 

@@ -43,7 +43,7 @@ class Producer(threading.Thread):
 
     def run(self) -> None:
         with httpx2.Client(timeout=self._answer_s) as api:
-            while not self._stopping.is_set():
+            while not self._stopping.wait(0.01):  # the brokers have more to do than to append
                 self._produce(api)
 
     def _produce(self, api: httpx2.Client) -> None:
@@ -53,7 +53,6 @@ class Producer(threading.Thread):
         try:
             answer = api.post(path, json={"records": [{"value": str(value)}]})
         except httpx2.TransportError:
-            self._stopping.wait(0.01)
             return
         if answer.status_code != 200:
             self.refusal = answer.text

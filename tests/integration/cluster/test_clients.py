@@ -10,8 +10,8 @@ from collections import defaultdict
 from itertools import count
 from pathlib import Path
 
+from tests.fakes.cluster_processes import ClusterOfProcesses, cluster_of_processes
 from tests.fakes.waiting import until
-from tests.integration.cluster.test_lab import Lab, lab
 from tierlog.client.client import AsyncClient, Client
 from tierlog.client.exchange import RETRY_OVER_RESTART, AnswerLost
 
@@ -34,18 +34,17 @@ class Follower(threading.Thread):
                 self.values[record.partition].append(record.value or b"")
 
 
-def roll(lab: Lab) -> None:
-    for node, server in enumerate(lab.servers):
-        lab.script("stop", node)
-        lab.script("start", node)
-        with Client(server, retries=RETRY_OVER_RESTART) as client:
-            client.describe_cluster()  # it serves again
+def roll(cluster: ClusterOfProcesses) -> None:
+    for broker in cluster.brokers:
+        assert broker.stop() == 0
+        broker.start()
 
 
 def test_over_a_rolling_restart_no_record_is_lost_doubled_or_reordered(tmp_path: Path) -> None:
-    with lab(tmp_path / "lab", tmp_path / "shown") as broken:
-        servers = ",".join(broken.servers)
-        broken.programs[0].ok("topic", "create", "flights", "--partitions", str(PARTITIONS))
+    with cluster_of_processes(tmp_path, "folder") as cluster:
+        servers = cluster.servers
+        with Client(servers) as client:
+            client.create_topic("flights", partitions=PARTITIONS, replication_factor=3)
         follower, stop = Follower(servers), threading.Event()
         follower.start()
         sent: defaultdict[int, list[bytes]] = defaultdict(list)
@@ -56,20 +55,20 @@ def test_over_a_rolling_restart_no_record_is_lost_doubled_or_reordered(tmp_path:
                     value = b"%d" % number
                     producer.send("flights", value, partition=number % PARTITIONS)
                     sent[number % PARTITIONS].append(value)
-                    if stop.wait(0.005):
+                    if stop.wait(0.03):
                         break
 
         producing = threading.Thread(target=produce)
         producing.start()
         try:
-            roll(broken)
+            roll(cluster)
         finally:
             stop.set()
             producing.join()
         until(lambda: follower.values == sent, patience_s=60)
         with Client(servers, retries=RETRY_OVER_RESTART) as client:
-            broken.script("kill", 1)
-            broken.script("start", 1)
+            cluster.brokers[1].kill()
+            cluster.brokers[1].start()
             for number in range(PARTITIONS):
                 end(client, servers, number)
         follower.join(60)

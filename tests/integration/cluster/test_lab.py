@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -47,8 +46,9 @@ class Lab:
         return done.stdout
 
     def brokers(self, *, asked: int = 0) -> list[tuple[str, bool, int]]:
-        found = json.loads(self.programs[asked].ok("cluster", "brokers"))["brokers"]
-        return [(one["state"], one["is_alive"], one["leads"]) for one in found]
+        with Client(self.servers[asked]) as client:
+            found = client.describe_cluster().brokers
+        return [(one.state, one.is_alive, one.leads) for one in found]
 
     def wait_for(self, *leads: int, asked: int = 0) -> None:
         until(lambda: [one[2] for one in self.brokers(asked=asked)] == list(leads), patience_s=60)
@@ -95,18 +95,19 @@ def test_the_death_of_a_leader_is_seen_within_ten_seconds_and_a_consumer_goes_on
     with lab(tmp_path / "lab", tmp_path / "shown") as running:
         program = Program(",".join(running.servers))
         program.ok("topic", "create", "flights")
-        before = described(program)
-        assert (sorted(before["in_sync_replicas"]), len(before["replicas"])) == ([0, 1, 2], 3)
         with (
             following(program, tmp_path / "read") as read,
             Client(program.server) as client,
             client.producer() as producer,
         ):
+            (before,) = client.describe_topic("flights").partitions
+            assert (sorted(before.in_sync_replicas), len(before.replicas)) == ([0, 1, 2], 3)
+            assert before.leader is not None
             for value in range(100):
                 producer.send("flights", b"%d" % value)
             producer.flush()
             until(lambda: len(read()) == 100)
-            dead = before["leader"]["node_id"]
+            dead = before.leader.node_id
             until(lambda: "leads under epoch 1" in running.output())
             running.script("kill", dead)
             killed_s = time.monotonic()
@@ -114,24 +115,21 @@ def test_the_death_of_a_leader_is_seen_within_ten_seconds_and_a_consumer_goes_on
                 producer.send("flights", b"%d" % value)
 
             def is_seen() -> bool:
-                now = described(program)
-                has_moved = now and now["leader_epoch"] > before["leader_epoch"]
-                return bool(has_moved and dead not in now["in_sync_replicas"])
+                return any(
+                    now.leader_epoch > before.leader_epoch and dead not in now.in_sync_replicas
+                    for now in client.describe_topic("flights").partitions
+                )
 
             until(is_seen)
             assert time.monotonic() - killed_s < 10
-            assert described(program)["leader"]["node_id"] != dead
+            (now,) = client.describe_topic("flights").partitions
+            assert now.leader is not None
+            assert now.leader.node_id != dead
             producer.flush()
             until(lambda: len(read()) == 200)
             assert read() == [str(value) for value in range(200)], "each once, in order"
         until(lambda: "in sync 0,1,2 -> " in running.output())
         assert "under epoch 2" in running.output()
-
-
-def described(program: Program) -> dict[str, Any]:
-    """The first partition; empty while nobody is known to lead it."""
-    found = json.loads(program.ok("topic", "describe", "flights"))["partitions"]
-    return dict(found[0]) if found else {}
 
 
 @contextmanager
