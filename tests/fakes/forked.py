@@ -72,6 +72,7 @@ class Forked:
         stderr: int | IO[bytes],
         cwd: Path | str | None = None,
         env: Mapping[str, str],
+        requests: socket.socket | None = None,
     ) -> None:
         self.returncode: int | None = None
         request = json.dumps(
@@ -82,7 +83,7 @@ class Forked:
         self._status, status = os.pipe()
         fds = [devnull if stdin is None else _number(stdin), _number(stdout), _number(stderr)]
         try:
-            socket.send_fds(_parent(), [request], [*fds, status])
+            socket.send_fds(requests or parent(), [request], [*fds, status])
         finally:
             os.close(devnull)
             os.close(status)
@@ -123,7 +124,7 @@ def _number(file: int | IO[bytes]) -> int:
 
 
 @cache
-def _parent() -> socket.socket:
+def parent() -> socket.socket:
     """The parent ends once the other end of its socket is closed, however pytest ended."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
@@ -136,6 +137,17 @@ def _parent() -> socket.socket:
     atexit.register(process.wait)
     atexit.register(ours.close)  # runs first: the last registered
     return ours
+
+
+def _call(requests: socket.socket, arguments: Sequence[str]) -> int:
+    """As a program of a shell that inherited the socket: `tierlog` with its files, in its folder
+    and environment. It ends with this process, and by the signals that come here.
+    """
+    process = Forked(arguments, stdin=0, stdout=1, stderr=2, env=os.environ, requests=requests)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda sent, _: process.send_signal(signal.Signals(sent)))
+    code = process.wait()
+    return code if code >= 0 else 128 - code
 
 
 # --- the parent -----------------------------------------------------------------------------------
@@ -226,5 +238,7 @@ def _end(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "call":
+        sys.exit(_call(socket.socket(fileno=int(sys.argv[2])), sys.argv[3:]))
     sys.argv[1:] = _serve(socket.socket(fileno=int(sys.argv[1])))
     _end(_run())

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.fakes import forked
 from tests.fakes.command_line import ENVIRONMENT
 
 BLOCK = re.compile(r"^<!-- tour: (\w+)(?:: [^\n]+)? -->\n```\w+\n(.*?)^```", re.M | re.S)
@@ -31,7 +32,9 @@ class Shell:
         self.server = server
         self._programs = folder / ".programs"
         self._programs.mkdir()
-        self._add_program("tierlog", f'exec "{sys.executable}" -m tierlog.cli.main "$@"')
+        self._forks = forked.parent()
+        call = f'"{sys.executable}" -IS "{forked.__file__}" call {self._forks.fileno()}'
+        self._add_program("tierlog", f'exec {call} "$@"')
         for name in ("python", "python3"):
             self._add_program(name, f'exec "{sys.executable}" "$@"')
 
@@ -51,6 +54,7 @@ class Shell:
             stderr=subprocess.PIPE,
             cwd=self.folder,
             env=ENVIRONMENT | {"PATH": path, "TIERLOG_SERVER": self.server} | variables,
+            pass_fds=[self._forks.fileno()],
             text=True,
             start_new_session=True,
         )
