@@ -31,6 +31,9 @@ SHARED = (LONGEST, "tests/integration/kafka/", "tests/integration/console/")
 
 ROOMS = {path.name for path in Path(tierlog.__file__).parent.iterdir() if path.is_symlink()}
 
+# jsonschema, which others import, would build grammars of IRIs in each worker, in 2.5 s.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
+
 # How fast the machine is fails no test; a failing example is printed with the decorator that
 # reproduces it. Before the tests are imported: `@given` takes the settings of that moment.
 settings.register_profile(

@@ -16,7 +16,10 @@ from tests.fakes.schemathesis_run import run_schemathesis
 # Of requests that take from each other's answers, a seed gives some thirty chains.
 @pytest.mark.parametrize(
     "options",
-    [("--seed", "1"), ("--seed", "2", "--phases", "stateful")],
+    [
+        ("--seed", "1", "--phases", "examples,coverage,fuzzing"),
+        ("--seed", "2", "--phases", "stateful"),
+    ],
     ids="-".join,
 )
 def test_schemathesis_finds_nothing(tmp_path: Path, options: tuple[str, ...]) -> None:

@@ -97,7 +97,7 @@ def test_one_record_always_comes_however_large(broker: BrokerProcess) -> None:
         assert head.startswith(b'{"partition":0,"offset":0,"timestamp":')
         size, last = len(head), head
         for part in parts:
-            size, last = size + len(part), (last + part)[-100:]
+            size, last = size + len(part), (last + part[-100:])[-100:]
     around_it = head[: head.index(b"\\u0000")] + b'","headers":[]}\n'
     assert last.endswith(b'\\u0000","headers":[]}\n')
     assert size == len(around_it) + NULS * len("\\u0000")

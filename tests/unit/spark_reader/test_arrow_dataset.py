@@ -229,7 +229,7 @@ def test_counts_are_those_of_the_rows_whatever_is_counted(tmp_path, name, isolat
     every, dice = counted.to_table(columns=["offset", "timestamp"]), random.Random(name)
     offsets, times = every["offset"].to_pylist() or [0], every["timestamp"].to_pylist()
     assert counted.count_rows() == every.num_rows
-    for _ in range(20):
+    for _ in range(5):
         low, high = sorted(dice.choices([0, *offsets, offsets[-1] + 1], k=2))
         where = (offset >= low) & (offset < high)
         if times and dice.random() < 0.5:
@@ -294,12 +294,12 @@ FILTERS = [
 
 
 @pytest.mark.parametrize("where", FILTERS, ids=str)
-@pytest.mark.parametrize("columns", [None, ["value"], ["offset", "key"], []], ids=str)
-def test_a_filter_finds_what_arrow_finds_in_all_rows(many, where, columns):
+def test_a_filter_finds_what_arrow_finds_in_all_rows(many, where):
     every = many.to_table()
     expected = every.filter(where)
-    found = many.to_table(columns=columns, filter=where)
-    assert found == (expected if columns is None else expected.select(columns))
+    assert many.to_table(filter=where) == expected
+    for columns in (["value"], ["offset", "key"], []):
+        assert many.to_table(columns=columns, filter=where) == expected.select(columns)
     assert many.count_rows(filter=where) == expected.num_rows
     assert many.filter(where).filter(offset > 7).to_table() == expected.filter(offset > 7)
 
@@ -352,7 +352,7 @@ def test_the_bounds_of_any_filter_hold_all_that_it_finds(many):
         )
         return dice.choice([field < value, field <= value, field == value, field >= value])
 
-    for _ in range(200):
+    for _ in range(50):
         where = condition(3)
         columns = ["partition", "offset", "timestamp"]
         found = many.to_table(columns=columns, filter=where)
