@@ -295,6 +295,14 @@ KEYS: Final[tuple[ConfigKey, ...]] = (
         "and to be what that schema says (full). Not one of Kafka's keys.",
         choices=("none", "id", "full"),
     ),
+    ConfigKey(
+        "iceberg.mode",
+        "text",
+        "none",
+        "What `tierlog table` makes of the topic: a table with its values as they are (raw), or "
+        "with their fields as columns (json). Not one of Kafka's keys.",
+        choices=("none", "raw", "json"),
+    ),
 )
 KEYS_BY_NAME: Final[Mapping[str, ConfigKey]] = {key.name: key for key in KEYS}
 
@@ -334,6 +342,7 @@ class LogConfig:
     offload_max_lag_ms: int
     cold_merge_min_bytes: int
     schema_validation: str
+    iceberg_mode: str
     overrides: Mapping[str, ConfigValue]
 
     @classmethod

@@ -61,6 +61,10 @@ class Catalog:
         self._with_broker = options.tier == "all"
         self._is_committed = options.isolation == "read_committed"
 
+    def topics(self) -> list[TopicFacts]:
+        """Every chosen topic."""
+        return list({topic.name: topic for topic, _ in self._topics.chosen()}.values())
+
     # --- partitions -------------------------------------------------------------------------------
 
     def partitions(self) -> list[PartitionFacts]:

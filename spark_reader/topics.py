@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tierlog.client.responses import PartitionDescription
 from tierlog.manifest.topic_objects import TopicObjects
 from tierlog.record_format.errors import InvalidOption, UnknownTopic
+from tierlog.record_format.topic_rules import ConfigValue
 from tierlog.spark_reader.access import Connections, parallel_map
 from tierlog.spark_reader.options import ReadOptions
 
@@ -22,12 +23,13 @@ from tierlog.spark_reader.options import ReadOptions
 class TopicFacts(NamedTuple):
     """`partitions` are their numbers; a topic adopted from a Kafka folder may lack some.
 
-    `described` are those that the broker has and that are not damaged.
+    `described` are those that the broker has and that are not damaged. `config` has overrides.
     """
 
     name: str
     topic_id: str
     partitions: tuple[int, ...]
+    config: Mapping[str, ConfigValue]
     described: Mapping[int, PartitionDescription] = MappingProxyType({})
 
 
@@ -79,13 +81,14 @@ class Topics:
         if self._with_broker:
             topic = self._connections.broker.describe_topic(name)
             described = {one.partition: one for one in topic.partitions}
-            return TopicFacts(topic.name, topic.topic_id, tuple(topic.all_partitions), described)
+            numbers = tuple(topic.all_partitions)
+            return TopicFacts(topic.name, topic.topic_id, numbers, topic.config, described)
         store = self._connections.store
         try:
             found = TopicObjects(store).find_topic(name)
         except UnknownTopic:
             raise UnknownTopic(name, place=store.url) from None
-        return TopicFacts(found.name, found.topic_id, tuple(range(found.partitions)))
+        return TopicFacts(found.name, found.topic_id, tuple(range(found.partitions)), found.config)
 
     def check_named(self, chosen: list[tuple[TopicFacts, int]]) -> None:
         """Raise InvalidOption if an option names a topic or partition that is not read."""

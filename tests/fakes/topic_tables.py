@@ -29,18 +29,29 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table
 
 from tests.fakes.bucket import NOW_MS, put_partition, segment_files, topic_id_of
-from tests.fakes.cold_segments import FIXTURES
+from tests.fakes.cold_segments import FIXTURES, SegmentFiles
 from tierlog.manifest.topic_objects import TopicObject, TopicObjects
 from tierlog.object_store.open import open_store
+from tierlog.record_format.encode import encode_batch
 from tierlog.spark_reader.arrow_dataset import dataset
-from tierlog.tables.catalog import create_table, load_table, open_catalog, table_name
-from tierlog.tables.sync import Synced, TableSync, begin_position, read_options
+from tierlog.tables.catalog import (
+    JSON_MODE,
+    create_table,
+    load_table,
+    open_catalog,
+    table_name,
+)
+from tierlog.tables.errors_table import errors_name
+from tierlog.tables.json_columns import OWN, given_columns
+from tierlog.tables.sync import Synced, TableSync, begin_tables, read_options
 
 ROOT = Path(__file__).parents[2]
 TOPIC = "many"
 SEGMENTS = 10
 SMALL = {"splitBytes": "16k"}
 STEP_BYTES = 250 << 10  # some commits for all of it
+DAY_MS = 86_400_000
+DAY_RECORDS = 40  # of JSON; the others are of the next
 COLUMNS = ("key", "value", "partition", "offset", "timestamp", "headers")
 
 
@@ -62,14 +73,18 @@ class TopicTable:
         """These segments, which follow those that were put before."""
         store = open_store(self.url)
         if first == 0:
-            topic = TopicObject(
-                name=TOPIC, topic_id=topic_id_of(TOPIC), partitions=1, config={}, created_ms=NOW_MS
-            )
-            TopicObjects(store).write_topic(topic, check=lambda: None)
+            self.put_topic(store)
         put_partition(store, TOPIC, 0, segment_files(FIXTURES / "many-segments-0")[first:end])
 
+    def put_topic(self, store: Any) -> None:
+        topic = TopicObject(
+            name=TOPIC, topic_id=topic_id_of(TOPIC), partitions=1, config={}, created_ms=NOW_MS
+        )
+        TopicObjects(store).write_topic(topic, check=lambda: None)
+
     def create(self) -> Table:
-        return create_table(self.open_catalog(), self.name, begin_position(self.options(), TOPIC))
+        ((position, _),) = begin_tables(self.options())
+        return create_table(self.open_catalog(), self.name, position)
 
     def options(self, until: int | None = None) -> Any:
         end = {} if until is None else {"endingOffsets": json.dumps({TOPIC: {"0": until}})}
@@ -106,9 +121,80 @@ class TopicTable:
         return {
             str(path.relative_to(self.folder))
             for place in ("data", "tierlog")
-            for path in self.folder.glob(f"tables/tierlog/many/{place}/**/*")
+            for path in self.folder.glob(f"tables/tierlog/many*/{place}/**/*")
             if path.is_file()
         }
+
+
+class JsonTable(TopicTable):
+    """One of mode json; the topic has the values that were put, from offset 0."""
+
+    def __init__(self, folder: Path, **properties: str) -> None:
+        super().__init__(folder, **properties)
+        self.values: list[bytes | None] = []
+
+    def put_values(self, *values: object) -> None:
+        """As a segment, with five records to a batch; what is not bytes or null, as JSON."""
+        store, base = open_store(self.url), len(self.values)
+        if not base:
+            self.put_topic(store)
+        log = self.folder / f"{base:020d}.log"
+        texts = [one if isinstance(one, bytes | None) else dumps(one) for one in values]
+        times = [NOW_MS + DAY_MS * (base + place >= DAY_RECORDS) for place in range(len(texts))]
+        batches = [
+            encode_batch(texts[at : at + 5], timestamps=times[at : at + 5], base_offset=base + at)
+            for at in range(0, len(texts), 5)
+        ]
+        log.write_bytes(b"".join(batches))
+        index, timeindex = log.with_suffix(".index"), log.with_suffix(".timeindex")
+        index.write_bytes(b"\0\0\0\1\0\0\0\2")
+        timeindex.write_bytes(b"t" * 12)
+        end = base + len(texts)
+        put_partition(store, TOPIC, 0, [SegmentFiles(base, end - 1, log, index, timeindex)])
+        self.values += texts
+
+    def create(self, *columns: str) -> Table:
+        ((position, _),) = begin_tables(self.options())
+        given = given_columns(columns)
+        return create_table(self.open_catalog(), self.name, position, mode=JSON_MODE, columns=given)
+
+    def json_rows(self) -> dict[int, dict[str, Any]]:
+        """The columns of each record's value that are not null, by offset."""
+        rows = self.load().scan().to_arrow().to_pylist()
+        found = {
+            row["_offset"]: {
+                name: one for name, one in row.items() if one is not None and name not in OWN
+            }
+            for row in rows
+        }
+        assert len(found) == len(rows)
+        return found
+
+    def errors(self) -> dict[int, tuple[bytes, str]]:
+        """Value and reason of each record that does not fit, by offset."""
+        catalog = self.open_catalog()
+        rows = load_table(catalog, errors_name(self.name)).scan().to_arrow().to_pylist()
+        found = {row["offset"]: (row["value"], row["reason"]) for row in rows}
+        assert len(found) == len(rows)
+        return found
+
+    def check_each_once(self) -> None:
+        """Each record is in one of the tables, as it was sent."""
+        rows, errors = self.json_rows(), self.errors()
+        assert sorted([*rows, *errors]) == list(range(len(self.values)))
+        for offset, row in rows.items():
+            assert row == without_nulls(json.loads(self.values[offset] or b"{}"))
+        assert {offset: value for offset, (value, _) in errors.items()} == {
+            offset: self.values[offset] for offset in errors
+        }
+
+
+def dumps(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+def without_nulls(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: one for name, one in record.items() if one is not None}
 
 
 def in_order(rows: pa.Table) -> pa.Table:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import typer
@@ -21,6 +22,7 @@ from tierlog.cli.options import (
     OutputOption,
     TopicArgument,
     YesOption,
+    complete_topic,
     confirm,
     size_of,
     takes,
@@ -35,11 +37,14 @@ from tierlog.cli.output import (
     record_counter,
     warn,
 )
-from tierlog.record_format.errors import OutcomeUnknownError, RetriableError
+from tierlog.record_format.errors import OutcomeUnknownError, RetriableError, TierlogError
 from tierlog.record_format.units import parse_duration
 from tierlog.spark_reader.options import ReadOptions
 from tierlog.tables.catalog import (
+    JSON_MODE,
+    RAW_MODE,
     Name,
+    UnknownTable,
     create_table,
     dotted,
     drop_table,
@@ -49,9 +54,19 @@ from tierlog.tables.catalog import (
     table_name,
     tables_of_topics,
 )
+from tierlog.tables.errors_table import errors_name, load_errors
+from tierlog.tables.json_columns import given_columns
 from tierlog.tables.maintain import Ages, maintain_table
+from tierlog.tables.position import Position
 from tierlog.tables.status import TableStatus, status_of
-from tierlog.tables.sync import COMMIT_BYTES, Synced, TableSync, begin_position, read_options
+from tierlog.tables.sync import (
+    COMMIT_BYTES,
+    NO_MODE,
+    Synced,
+    TableSync,
+    begin_tables,
+    read_options,
+)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -91,7 +106,20 @@ NameOption = Annotated[
         help="The table; by default tierlog.TOPIC, in lower case and with _ for dots and dashes.",
     ),
 ]
+TopicOrModes = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TOPIC",
+        help="The topic; by default all with an iceberg.mode.",
+        autocompletion=complete_topic,
+    ),
+]
 TableArgument = Annotated[str, typer.Argument(metavar="NAMESPACE.NAME", help="The table.")]
+
+
+class Mode(StrEnum):
+    RAW = RAW_MODE
+    JSON = JSON_MODE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +151,7 @@ class TableOptions(LogOptions):
     def name(self, topic: str) -> Name:
         return table_name(self.table, topic)
 
-    def reading(self, topic: str) -> ReadOptions:
+    def reading(self, topic: str | None) -> ReadOptions:
         return read_options(self.given(includeHeaders="true"), topic)
 
 
@@ -139,19 +167,48 @@ def _open(
 
 @app.command("create")
 @takes(TableOptions)
-def create(options: TableOptions, topic: TopicArgument, output: OutputOption = Output.AUTO) -> None:
+def create(
+    options: TableOptions,
+    topic: TopicArgument,
+    *,
+    mode: Annotated[
+        Mode | None,
+        typer.Option(
+            help="Values as they are, or with their fields as columns; by default the topic's "
+            "iceberg.mode, or raw.",
+        ),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="'NAME TYPE'",
+            help="With json: a column that is there from the beginning, as in 'price double'; may "
+            "be repeated. Others are added when records have them.",
+        ),
+    ] = None,
+    output: OutputOption = Output.AUTO,
+) -> None:
     """Create an empty table for a topic, partitioned by day of timestamp."""
-    position = begin_position(options.reading(topic), topic)
-    table = create_table(options.open(), options.name(topic), position)
+    ((position, wanted),) = begin_tables(options.reading(topic))
+    wanted = mode.value if mode is not None else RAW_MODE if wanted == NO_MODE else wanted
+    if column and wanted != JSON_MODE:
+        raise typer.BadParameter(f"--column: a table of mode {wanted} has columns of its own")
+    columns = given_columns(column or [])
+    table = create_table(
+        options.open(), options.name(topic), position, mode=wanted, columns=columns
+    )
     name, location = dotted(table.name()), table.location()
-    output.report({"table": name, "location": location}, f"created {name} at {location}")
+    output.report(
+        {"table": name, "mode": wanted, "location": location},
+        f"created {name} of mode {wanted} at {location}",
+    )
 
 
 @app.command("sync")
 @takes(TableOptions)
 def sync(
     options: TableOptions,
-    topic: TopicArgument,
+    topic: TopicOrModes = None,
     *,
     commit_bytes: Annotated[
         str, typer.Option(metavar="SIZE", help="Bytes of log per commit.")
@@ -165,37 +222,78 @@ def sync(
     output: OutputOption = Output.AUTO,
 ) -> None:
     """Add the records that the table does not have yet, each once. If run again, it goes on where
-    it was.
+    it was. Without TOPIC, of all topics whose iceberg.mode is not none; tables are created.
     """
-    catalog, name = options.open(), options.name(topic)
+    if topic is None and options.table is not None:
+        raise typer.BadParameter("--table: without TOPIC, each topic has a table of its own")
     pause_s = _seconds("--every", every)
-    with record_counter(f"sync {topic}") as show:
-        run = TableSync(
-            catalog=catalog,
-            name=name,
-            topic=topic,
-            options=options.reading(topic),
-            commit_bytes=size_of("--commit-bytes", commit_bytes, least=1),
-            log=warn,
-            show=show,
-        )
-        if not follow:
-            _report(run, run.sync_table(), output)
-        while follow:
-            began = time.monotonic()
+    run = _Run(options, options.open(), size_of("--commit-bytes", commit_bytes, least=1), output)
+    while follow:
+        began = time.monotonic()
+        try:
+            run.sync_topics(topic, is_repeated=True)
+        except (RetriableError, OutcomeUnknownError) as error:
+            warn(f"trying again in {every}: {error}")
+        time.sleep(max(0.0, began + pause_s - time.monotonic()))
+    if not run.sync_topics(topic):
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    options: TableOptions
+    catalog: Catalog
+    commit_bytes: int
+    output: Output
+
+    def sync_topics(self, topic: str | None, *, is_repeated: bool = False) -> bool:
+        """Whether all went well: where one of many does not, the others go on."""
+        if topic is not None:
+            self._sync(topic, is_repeated=is_repeated)
+            return True
+        failed = False
+        for position, mode in begin_tables(self.options.reading(None)):
+            if mode == NO_MODE:
+                continue
             try:
-                if (done := run.sync_table()).commits:
-                    _report(run, done, output)
-            except (RetriableError, OutcomeUnknownError) as error:
-                warn(f"trying again in {every}: {error}")
-            time.sleep(max(0.0, began + pause_s - time.monotonic()))
+                self._create(position, mode)
+                self._sync(position.topic, is_repeated=is_repeated)
+            except TierlogError as error:
+                warn(f"{position.topic}: {error}")
+                failed = True
+        return not failed
+
+    def _create(self, position: Position, mode: str) -> None:
+        """Unless it is there."""
+        name = table_name(None, position.topic)
+        try:
+            load_table(self.catalog, name)
+        except UnknownTable:
+            create_table(self.catalog, name, position, mode=mode)
+
+    def _sync(self, topic: str, *, is_repeated: bool) -> None:
+        name = self.options.name(topic)
+        with record_counter(f"sync {topic}") as show:
+            run = TableSync(
+                catalog=self.catalog,
+                name=name,
+                topic=topic,
+                options=self.options.reading(topic),
+                commit_bytes=self.commit_bytes,
+                log=warn,
+                show=show,
+            )
+            done = run.sync_table()
+        if done.commits or not is_repeated:
+            _report(run, done, self.output)
 
 
 def _report(run: TableSync, done: Synced, output: Output) -> None:
     name, offsets = dotted(run.name), position_of(load_table(run.catalog, run.name)).offsets
     output.report(
         {"table": name, **done._asdict(), "offsets": offsets},
-        f"{name}: {done.records} records in {done.commits} commits",
+        f"{name}: {done.records} records in {done.commits} commits"
+        + (f", and {done.errors} in {dotted(errors_name(run.name))}" if done.errors else ""),
     )
     sys.stdout.flush()  # with --follow more may be long in coming
 
@@ -295,10 +393,14 @@ def drop(
     yes: YesOption = False,
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Remove a topic's table from the catalog. The topic is left alone."""
+    """Remove a topic's table from the catalog, and that of its errors. The topic is left alone."""
     catalog = options.open()
     found = load_table(catalog, table_name(table, ""))
-    with_files = " and deletes its files" if purge else "; its files are kept"
-    confirm(f"this removes table {table} from the catalog{with_files}", yes=yes)
-    drop_table(catalog, found, purge=purge)
-    output.report({"dropped": table}, f"dropped {table}")
+    errors = load_errors(catalog, found)
+    names = [dotted(one.name()) for one in (found, errors) if one is not None]
+    with_files = " and deletes the files" if purge else "; files are kept"
+    confirm(f"this removes {' and '.join(names)} from the catalog{with_files}", yes=yes)
+    for one in (errors, found):
+        if one is not None:
+            drop_table(catalog, one, purge=purge)
+    output.report({"dropped": names}, f"dropped {' and '.join(names)}")

@@ -8,6 +8,8 @@
 * An attempt can only be committed while the branch main is at its parent. Once it is not, the
   attempt was committed, or never will be; until then its files are left alone, whoever ended.
 * Deleted is only what no snapshot of the table has: of an attempt that was committed, nothing.
+* An attempt of a table of mode json also has files at its table of errors, with records that do not
+  fit. They are the attempt's: that table has them once it has caught up with the other's commit.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
 
-from tierlog.tables.catalog import ATTEMPT, file_io_of
+from tierlog.tables.catalog import ATTEMPT, ERRORS, file_io_of
 
 _ATTEMPTS: Final = "tierlog/attempts"
 _NONE: Final = "none"
@@ -55,28 +57,44 @@ def end_attempt(table: Table, attempt: Attempt) -> None:
     _delete(table, attempt.mark(table))
 
 
-def abandon_attempt(table: Table, attempt: Attempt) -> None:
+def abandon_attempt(table: Table, attempt: Attempt, *, errors: Table | None = None) -> None:
     """It was not committed, and will not be: nobody was asked to."""
-    for path in _files_in(file_io_of(table), attempt.folder(table)):
-        _delete(table, path)
+    for one in (table, errors):
+        if one is not None:
+            for path in files_of_attempt(one, attempt.id):
+                _delete(one, path)
     _delete(table, attempt.mark(table))
 
 
-def remove_lost_attempts(table: Table) -> int:
+def remove_lost_attempts(table: Table, *, errors: Table | None = None) -> int:
     """Delete the files of attempts that can no longer be committed; how many. `table` has been
-    loaded just now.
+    loaded just now, and `errors` after it.
     """
     removed = 0
     for attempt in _attempts(table):
         if attempt.parent == _main_of(table):
             continue
-        files = list(_files_in(file_io_of(table), attempt.folder(table)))
-        if files and not _was_committed(table, attempt):
-            for path in set(files) - files_of_snapshots(table):
-                _delete(table, path)
-                removed += 1
+        if not _was_committed(table, attempt):
+            removed += _delete_unknown(table, attempt)
+            if errors is not None and table.properties.get(ERRORS) != attempt.id:
+                removed += _delete_unknown(errors, attempt)
         _delete(table, attempt.mark(table))
     return removed
+
+
+def files_of_attempt(table: Table, attempt: str) -> list[str]:
+    """Those at this table."""
+    return sorted(_files_in(file_io_of(table), Attempt(_NONE, attempt).folder(table)))
+
+
+def _delete_unknown(table: Table, attempt: Attempt) -> int:
+    """Its files that no snapshot has; how many."""
+    if not (files := files_of_attempt(table, attempt.id)):
+        return 0
+    unknown = set(files) - files_of_snapshots(table)
+    for path in unknown:
+        _delete(table, path)
+    return len(unknown)
 
 
 def files_of_snapshots(table: Table) -> set[str]:

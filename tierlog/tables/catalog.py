@@ -1,7 +1,8 @@
 """Topics' tables in a catalog, and the one commit that changes one.
 
 * A catalog is any of PyIceberg's. Files are written and listed by pyarrow.
-* A table of ours has the properties `tierlog.topic`, `tierlog.mode` and `tierlog.position`.
+* A table of ours has the properties `tierlog.topic`, `tierlog.mode` and `tierlog.position`. One of
+  mode json has `tierlog.errors` too, and beside it a table of mode errors.
 * PyIceberg repeats a commit after a conflict, by default four times: with files of a position that
   another has passed by then. `_OneCommit` sends it once, and on a conflict deletes nothing.
 * Whether a commit that was not answered took place is not decided here.
@@ -13,8 +14,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, cast
 
+import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -62,25 +65,37 @@ from tierlog.tables.position import PROPERTY, Ancestor, Position, from_json
 TOPIC: Final = "tierlog.topic"
 MODE: Final = "tierlog.mode"
 ATTEMPT: Final = "tierlog.attempt"
+ERRORS: Final = "tierlog.errors"
+"""The attempt of the table's last commit, if that left records for the table of errors."""
 NAMESPACE: Final = "tierlog"
+
+RAW_MODE: Final = "raw"
+JSON_MODE: Final = "json"
+ERRORS_MODE: Final = "errors"
 
 Name = tuple[str, ...]
 
+_TIMESTAMP_ID: Final = 6
 _HEADER: Final = StructType(
     NestedField(8, "key", StringType()), NestedField(9, "value", BinaryType())
 )
-_TIMESTAMP_ID: Final = 6
-RAW: Final = Schema(
-    NestedField(1, "key", BinaryType()),
-    NestedField(2, "value", BinaryType()),
-    NestedField(3, "partition", IntegerType(), required=True),
-    NestedField(4, "offset", LongType(), required=True),
-    NestedField(_TIMESTAMP_ID, "timestamp", TimestamptzType(), required=True),
-    NestedField(5, "headers", ListType(7, _HEADER, element_required=False)),
-)
-BY_DAY: Final = PartitionSpec(
-    PartitionField(_TIMESTAMP_ID, 1000, DayTransform(), "timestamp_day")  # as Spark names it
-)
+
+
+def _schema(prefix: str, *more: NestedField, value: bool = True) -> Schema:
+    """What a record has, and `more`."""
+    fields = (
+        NestedField(1, f"{prefix}key", BinaryType()),
+        NestedField(2, "value", BinaryType()),
+        NestedField(3, f"{prefix}partition", IntegerType(), required=True),
+        NestedField(4, f"{prefix}offset", LongType(), required=True),
+        NestedField(_TIMESTAMP_ID, f"{prefix}timestamp", TimestamptzType(), required=True),
+        NestedField(5, f"{prefix}headers", ListType(7, _HEADER, element_required=False)),
+    )
+    return Schema(*(one for one in fields if value or one.name != "value"), *more)
+
+
+RAW: Final = _schema("")
+_ERRORS: Final = _schema("", NestedField(10, "reason", StringType(), required=True))
 _PROPERTIES: Final = {
     TableProperties.WRITE_TARGET_FILE_SIZE_BYTES: str(FILE_BYTES),
     TableProperties.MANIFEST_MERGE_ENABLED: "true",  # Java's default; else one for each commit
@@ -109,18 +124,21 @@ class TableConflict(RetriableError):
 
 
 class CommitUnanswered(OutcomeUnknownError):
-    """A commit may have taken place: the table has its snapshot then, now or later."""
+    """A commit may have taken place: the table has its snapshot then, if it adds one, now or
+    later.
+    """
 
-    def __init__(self, detail: str, *, snapshot_id: int) -> None:
+    def __init__(self, detail: str, *, snapshot_id: int | None) -> None:
         super().__init__(detail)
-        self.snapshot_id, self.records = snapshot_id, 0
+        self.snapshot_id, self.records, self.errors = snapshot_id, 0, 0
 
 
 class Commit(NamedTuple):
-    """Files to add, and what is said of them in the snapshot's summary."""
+    """Files to add, what is said of them in the snapshot's summary, and properties to set."""
 
     paths: Sequence[str]
     summary: Mapping[str, str]
+    properties: Mapping[str, str] = MappingProxyType({})
 
 
 def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
@@ -152,19 +170,36 @@ def table_name(text: str | None, topic: str) -> Name:
     return name
 
 
-def create_table(catalog: Catalog, name: Name, position: Position) -> Table:
-    """Create an empty table, and its namespace. Raises TableExists, CatalogUnavailable."""
+def create_table(
+    catalog: Catalog,
+    name: Name,
+    position: Position,
+    *,
+    mode: str = RAW_MODE,
+    columns: Sequence[NestedField] = (),
+    more: Mapping[str, str] = MappingProxyType({}),
+) -> Table:
+    """Create an empty table, and its namespace. `columns` are those that one of mode json has from
+    the beginning, `more` are properties. Raises TableExists, CatalogUnavailable.
+    """
+    prefix, schema = "", _ERRORS if mode == ERRORS_MODE else RAW
+    if mode == JSON_MODE:
+        prefix, schema = "_", _schema("_", *columns, value=False)
+    by_day = PartitionField(_TIMESTAMP_ID, 1000, DayTransform(), f"{prefix}timestamp_day")
+    properties = {
+        **_PROPERTIES,
+        TOPIC: position.topic,
+        MODE: mode,
+        PROPERTY: position.to_json(),
+        **more,
+    }
     with _answers(name):
         with suppress(NamespaceAlreadyExistsError):  # since it was looked for
             catalog.create_namespace_if_not_exists(name[:-1])
-        properties = {
-            **_PROPERTIES,
-            TOPIC: position.topic,
-            MODE: "raw",
-            PROPERTY: position.to_json(),
-        }
         try:
-            return catalog.create_table(name, RAW, partition_spec=BY_DAY, properties=properties)
+            return catalog.create_table(
+                name, schema, partition_spec=PartitionSpec(by_day), properties=properties
+            )
         except TableAlreadyExistsError:
             raise TableExists(f"there is a table {dotted(name)} already") from None
 
@@ -217,6 +252,10 @@ def check_state(table: Table, position: Position) -> None:
     position.check_not_rolled_back(map(_ancestor, chain))
 
 
+def time_column(table: Table) -> str:
+    return "_timestamp" if table.properties[MODE] == JSON_MODE else "timestamp"
+
+
 def file_io_of(table: Table) -> PyArrowFileIO:
     """Raises ConfigurationError."""
     if not isinstance(table.io, PyArrowFileIO):
@@ -240,8 +279,17 @@ def commit_files(table: Table, position: Position, commit: Commit) -> Table:
         )
     snapshot = transaction.table_metadata.current_snapshot()
     assert snapshot is not None
-    transaction.set_properties({PROPERTY: position.committed_by(_ancestor(snapshot)).to_json()})
-    return _commit(table, transaction)
+    position = position.committed_by(_ancestor(snapshot))
+    transaction.set_properties({PROPERTY: position.to_json(), **commit.properties})
+    return _commit(table, transaction, snapshot.snapshot_id)
+
+
+def add_columns(table: Table, columns: pa.StructType) -> Table:
+    """Add what the table lacks of these, on the same terms. Nothing else is committed."""
+    transaction = _transaction(table)
+    with _answers(table.name()), transaction.update_schema() as update:
+        update.union_by_name(pa.schema(list(columns)))
+    return _commit(table, transaction, None)
 
 
 def exchange_files(table: Table, old: Iterable[DataFile], commit: Commit) -> Table:
@@ -253,7 +301,9 @@ def exchange_files(table: Table, old: Iterable[DataFile], commit: Commit) -> Tab
             exchange.delete_data_file(file)
         for path in commit.paths:
             exchange.append_data_file(parquet_file_to_data_file(table.io, table.metadata, path))
-    return _commit(table, transaction)
+    snapshot = transaction.table_metadata.current_snapshot()
+    assert snapshot is not None
+    return _commit(table, transaction, snapshot.snapshot_id)
 
 
 def expire_snapshots(table: Table, before: datetime) -> None:
@@ -276,14 +326,12 @@ def _transaction(table: Table) -> Transaction:
     ).transaction()
 
 
-def _commit(table: Table, transaction: Transaction) -> Table:
-    snapshot = transaction.table_metadata.current_snapshot()
-    assert snapshot is not None
+def _commit(table: Table, transaction: Transaction, snapshot_id: int | None) -> Table:
     try:
         committed = transaction.commit_transaction()
     except _UNAVAILABLE as error:
         detail = f"{dotted(table.name())}: {_line(error)}"
-        raise CommitUnanswered(detail, snapshot_id=snapshot.snapshot_id) from error
+        raise CommitUnanswered(detail, snapshot_id=snapshot_id) from error
     committed.catalog = table.catalog
     return committed
 
@@ -313,7 +361,8 @@ class _OneCommit:
         unchanged = AssertRefSnapshotId.model_validate(
             {"ref": MAIN_BRANCH, "snapshot-id": parent_id}
         )
-        assert unchanged in requirements
+        if unchanged not in requirements:  # columns alone
+            requirements = (*requirements, unchanged)
         try:
             return self._catalog.commit_table(table, requirements, updates)
         except CommitFailedException as error:

@@ -33,10 +33,14 @@ _LAST_DAY: Final = (date.max - _EPOCH).days
 
 
 class DayFiles:
-    """The files of one commit, in one folder. `schema` is the table's, in Arrow."""
+    """The files of one commit, in one folder. `schema` is the table's, in Arrow, and `time` the
+    name of its timestamp.
+    """
 
-    def __init__(self, io: FileIO, folder: str, schema: pa.Schema) -> None:
-        self._io, self._folder, self._schema = io, folder, schema
+    def __init__(
+        self, io: FileIO, folder: str, schema: pa.Schema, *, time: str = "timestamp"
+    ) -> None:
+        self._io, self._folder, self._schema, self._time = io, folder, schema, time
         self._waiting: dict[int, list[pa.RecordBatch]] = {}
         self._waiting_bytes: dict[int, int] = {}
         self._open: dict[int, _File] = {}
@@ -46,13 +50,18 @@ class DayFiles:
     def add_rows(self, batch: pa.RecordBatch) -> None:
         """Raises OSError, also of a full disk."""
         self.rows += batch.num_rows
-        for day, rows in _by_day(batch.cast(self._schema)):
+        for day, rows in _by_day(batch.cast(self._schema), self._time):
             self._waiting.setdefault(day, []).append(rows)
             self._waiting_bytes[day] = self._waiting_bytes.get(day, 0) + rows.nbytes
             if self._waiting_bytes[day] >= ROW_GROUP_BYTES:
                 self._write_day(day)
         while sum(self._waiting_bytes.values()) > WAITING_BYTES:
             self._write_day(max(self._waiting_bytes, key=self._waiting_bytes.__getitem__))
+
+    def change_schema(self, schema: pa.Schema) -> None:
+        """For the rows that follow; files have one."""
+        self.close()
+        self._schema = schema
 
     def close(self) -> list[str]:
         """Write what is left; the files."""
@@ -106,15 +115,15 @@ class _File:
             self._stream.close()
 
 
-def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _by_day(batch: pa.RecordBatch, time: str) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The rows of each day, with its number since the epoch; each day's in their order."""
-    times = batch.column("timestamp").cast(pa.int64()).to_numpy()
+    times = batch.column(time).cast(pa.int64()).to_numpy()
     days = times // _DAY_US
     if not len(days):
         return
     if days.min() < _FIRST_DAY or days.max() > _LAST_DAY:
         times = times.clip(_FIRST_DAY * _DAY_US, (_LAST_DAY + 1) * _DAY_US - 1)
-        days, place = times // _DAY_US, batch.schema.get_field_index("timestamp")
+        days, place = times // _DAY_US, batch.schema.get_field_index(time)
         field = batch.schema.field(place)
         batch = batch.set_column(place, field, pa.array(times).cast(field.type))
     if days.min() == days.max():

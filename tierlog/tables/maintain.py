@@ -4,7 +4,9 @@ that nothing refers to.
 * Small files of a day are rewritten as large ones, and one commit exchanges them. It holds only if
   the table has not changed meanwhile, as that of a sync does: who comes second begins again. The
   position stays as it is.
-* Files to which deletes apply, and those with other columns than the table's, are left as they are.
+* Files to which deletes apply, and those with columns that the table has no more, or under other
+  names, are left as they are.
+* The table of errors beside one of mode json is kept fit with it.
 * An orphan is a file below the table's location that no snapshot and no metadata in force refers to
   and that is older than any run can be.
 """
@@ -19,11 +21,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.fs import FileInfo, FileSelector, FileType
 from pyiceberg.catalog import Catalog
-from pyiceberg.io.pyarrow import PyArrowFileIO, schema_to_pyarrow
+from pyiceberg.io.pyarrow import PyArrowFileIO, pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
-from tierlog.record_format.errors import CorruptDataError
+from tierlog.record_format.errors import CorruptDataError, InvalidRequest
 from tierlog.spark_reader.splits import Warn
 from tierlog.tables.attempts import (
     abandon_attempt,
@@ -36,6 +39,8 @@ from tierlog.tables.attempts import (
 )
 from tierlog.tables.catalog import (
     ATTEMPT,
+    ERRORS_MODE,
+    MODE,
     Commit,
     Name,
     TableConflict,
@@ -45,8 +50,10 @@ from tierlog.tables.catalog import (
     file_io_of,
     load_table,
     position_of,
+    time_column,
 )
 from tierlog.tables.data_files import FILE_BYTES, DayFiles
+from tierlog.tables.errors_table import caught_up_errors, load_errors
 
 SMALL_BYTES: Final = FILE_BYTES // 2
 GROUP_BYTES: Final = 4 * FILE_BYTES
@@ -72,17 +79,37 @@ class Ages(NamedTuple):
 
 
 def maintain_table(catalog: Catalog, name: Name, ages: Ages, *, log: Warn) -> Maintained:
-    """Rewrite small files, expire snapshots, and remove orphans, in this order. Raises
-    TableRolledBack, CatalogUnavailable, CommitUnanswered, TableConflict after many in a row, and
-    OSError.
+    """Rewrite small files, expire snapshots, and remove orphans, in this order, of a table and of
+    its table of errors. Raises TableRolledBack, CatalogUnavailable, CommitUnanswered, TableConflict
+    after many in a row, and OSError.
     """
-    position_of(load_table(catalog, name))  # what it was rolled back from is still needed
+    errors = _until_no_conflict(lambda: _errors_of(catalog, name), log)
+    done = [
+        _maintain(catalog, one, ages, log)
+        for one in ([name] if errors is None else [name, errors.name()])
+    ]
+    return Maintained(*map(sum, zip(*done, strict=True)))
+
+
+def _errors_of(catalog: Catalog, name: Name) -> Table | None:
+    table = load_table(catalog, name)
+    if table.properties[MODE] == ERRORS_MODE:
+        raise InvalidRequest(f"{dotted(name)} is maintained with the table whose errors it has")
+    position_of(table)  # what it was rolled back from is still needed
+    return caught_up_errors(catalog, table)
+
+
+def _maintain(catalog: Catalog, name: Name, ages: Ages, log: Warn) -> Maintained:
     rewritten, written = _until_no_conflict(lambda: _compact(catalog, name), log)
     now = datetime.now(UTC)
     expired = _until_no_conflict(lambda: _expire(catalog, name, now - ages.snapshots), log)
-    removed = remove_lost_attempts(load_table(catalog, name))
+    removed = _remove_lost(catalog, load_table(catalog, name))
     removed += _remove_orphans(catalog, name, now - ages.orphans)
     return Maintained(rewritten, written, expired, removed)
+
+
+def _remove_lost(catalog: Catalog, table: Table) -> int:
+    return remove_lost_attempts(table, errors=load_errors(catalog, table))
 
 
 def _until_no_conflict(do: Any, log: Warn) -> Any:
@@ -100,7 +127,7 @@ def _until_no_conflict(do: Any, log: Warn) -> Any:
 def _compact(catalog: Catalog, name: Name) -> tuple[int, int]:
     """How many files were rewritten, as how many, since the last conflict."""
     table, rewritten, written = load_table(catalog, name), 0, 0
-    remove_lost_attempts(table)
+    _remove_lost(catalog, table)
     for group in list(_groups(table)):
         table, files = _rewrite(table, group)
         rewritten, written = rewritten + len(group), written + files
@@ -109,7 +136,6 @@ def _compact(catalog: Catalog, name: Name) -> tuple[int, int]:
 
 def _groups(table: Table) -> Iterator[Sequence[DataFile]]:
     """Small files of a day that become one or a few large ones."""
-    names = schema_to_pyarrow(table.schema()).names
     days: dict[Any, list[DataFile]] = {}
     for task in table.scan().plan_files():
         file = task.file
@@ -123,38 +149,45 @@ def _groups(table: Table) -> Iterator[Sequence[DataFile]]:
             if group and sum(one.file_size_in_bytes for one in group) >= GROUP_BYTES:
                 yield group
                 group = []
-            if _columns(table, file) == names:
+            if _has_columns_of(table, file):
                 group.append(file)
         if len(group) > 1:
             yield group
 
 
-def _columns(table: Table, file: DataFile) -> list[str]:
+def _has_columns_of(table: Table, file: DataFile) -> bool:
+    """Of its columns, or of those that it had before others were added."""
     with table.io.new_input(file.file_path).open() as stream:
-        return list(pq.read_schema(stream).names)
+        schema = pyarrow_to_schema(pq.read_schema(stream), table.metadata.name_mapping())
+    return _ids(schema).items() <= _ids(table.schema()).items()
+
+
+def _ids(schema: Schema) -> dict[str, int]:
+    return {name: schema.find_field(name).field_id for name in schema.column_names}
 
 
 def _rewrite(table: Table, group: Sequence[DataFile]) -> tuple[Table, int]:
     """Exchange files for as few as may be. Raises TableConflict."""
-    attempt = begin_attempt(table)
-    files = DayFiles(table.io, attempt.folder(table), schema_to_pyarrow(table.schema()))
+    attempt, schema = begin_attempt(table), schema_to_pyarrow(table.schema())
+    files = DayFiles(table.io, attempt.folder(table), schema, time=time_column(table))
+    records = sum(one.record_count for one in group)
     try:
         for one in group:
             for batch in _rows(table, one):
-                files.add_rows(batch)
+                files.add_rows(_with_columns(batch, schema))
         paths = files.close()
-        if files.rows != sum(one.record_count for one in group):
+        if files.rows != records:
             raise CorruptDataError(
-                f"has files with {files.rows} records, where its manifests say "
-                f"{sum(one.record_count for one in group)}",
+                f"has files with {files.rows} records, where its manifests say {records}",
                 file=dotted(table.name()),
             )
     except BaseException:
         files.discard()
         abandon_attempt(table, attempt)
         raise
+    commit = Commit(paths, {ATTEMPT: attempt.id})
     try:
-        exchanged = exchange_files(table, group, Commit(paths, {ATTEMPT: attempt.id}))
+        exchanged = exchange_files(table, group, commit)
     except TableConflict:
         mark_attempt(table, attempt)  # another run may have removed it, before the last files
         raise
@@ -165,6 +198,16 @@ def _rewrite(table: Table, group: Sequence[DataFile]) -> tuple[Table, int]:
 def _rows(table: Table, file: DataFile) -> Iterator[pa.RecordBatch]:
     with table.io.new_input(file.file_path).open() as stream:
         yield from pq.ParquetFile(stream).iter_batches(batch_size=_BATCH_ROWS)
+
+
+def _with_columns(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """With nulls for what was added; fields within columns are, when types are changed."""
+    has = rows.schema.names
+    columns = {
+        one.name: rows.column(one.name) if one.name in has else pa.nulls(len(rows), one.type)
+        for one in schema
+    }
+    return pa.record_batch(columns)
 
 
 # --- what nobody needs ----------------------------------------------------------------------------

@@ -51,6 +51,10 @@ class Position:
         reached = {one: max(end, self.offsets.get(one, 0)) for one, end in ends.items()}
         return replace(self, offsets={**self.offsets, **reached})
 
+    def is_past(self, other: Position) -> bool:
+        """In any partition."""
+        return any(end > other.offsets.get(one, 0) for one, end in self.offsets.items())
+
     def committed_by(self, snapshot: Ancestor) -> Position:
         return replace(self, **snapshot._asdict())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from pyiceberg.table import Table
@@ -10,6 +11,7 @@ from tierlog.record_format.errors import RequestError
 from tierlog.spark_reader.options import ReadOptions
 from tierlog.spark_reader.planner import Planner
 from tierlog.tables.catalog import MODE, check_state, dotted, stored_position
+from tierlog.tables.errors_table import load_errors
 from tierlog.tables.position import Position
 
 
@@ -23,7 +25,7 @@ class PartitionLag(NamedTuple):
 
 
 class TableStatus(NamedTuple):
-    """`problem`: why records are no longer added."""
+    """`problem`: why records are no longer added. `errors`: how many the table of errors has."""
 
     table: str
     topic: str
@@ -31,6 +33,7 @@ class TableStatus(NamedTuple):
     mode: str
     location: str
     records: int
+    errors: int | None
     files: int
     size_bytes: int
     snapshots: int
@@ -42,10 +45,11 @@ class TableStatus(NamedTuple):
 def status_of(table: Table, options: ReadOptions | None) -> TableStatus:
     """`options` say where the topic is. Raises CorruptDataError and the errors of reading."""
     position, snapshot = stored_position(table), table.current_snapshot()
-    totals = {} if snapshot is None or snapshot.summary is None else snapshot.summary
-    problem = None
+    totals, problem, errors = _totals(table), None, None
     try:
         check_state(table, position)
+        if (beside := load_errors(table.catalog, table)) is not None:
+            errors = int(_totals(beside).get("total-records", 0))
         lags = _lags(position, options)
     except RequestError as error:
         problem, lags = str(error), _lags(position, None)
@@ -56,6 +60,7 @@ def status_of(table: Table, options: ReadOptions | None) -> TableStatus:
         mode=table.properties[MODE],
         location=table.location(),
         records=int(totals.get("total-records", 0)),
+        errors=errors,
         files=int(totals.get("total-data-files", 0)),
         size_bytes=int(totals.get("total-files-size", 0)),
         snapshots=len(table.metadata.snapshots),
@@ -63,6 +68,13 @@ def status_of(table: Table, options: ReadOptions | None) -> TableStatus:
         problem=problem,
         partitions=lags,
     )
+
+
+def _totals(table: Table) -> Mapping[str, str]:
+    snapshot = table.current_snapshot()
+    if snapshot is None or snapshot.summary is None:
+        return {}
+    return snapshot.summary.additional_properties
 
 
 def _lags(position: Position, options: ReadOptions | None) -> list[PartitionLag]:

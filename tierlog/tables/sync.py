@@ -16,16 +16,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.table import Table
 
 from tierlog.host.retry import backoff_s
 from tierlog.record_format.arrow_columns import SCHEMA
+from tierlog.record_format.errors import InvalidRequest
 from tierlog.spark_reader.arrow_dataset import (
     READAHEAD_BYTES,
     SPLIT_BYTES,
@@ -37,60 +36,62 @@ from tierlog.spark_reader.jobs.replay_plan import Range, split_into_steps
 from tierlog.spark_reader.options import ReadOptions, parse_options
 from tierlog.spark_reader.planner import Planner
 from tierlog.spark_reader.splits import OffsetRange, Warn
-from tierlog.tables.attempts import (
-    Attempt,
-    abandon_attempt,
-    begin_attempt,
-    end_attempt,
-    mark_attempt,
-    remove_lost_attempts,
-)
+from tierlog.tables.attempts import end_attempt, mark_attempt, remove_lost_attempts
 from tierlog.tables.catalog import (
     ATTEMPT,
+    ERRORS,
+    ERRORS_MODE,
+    MODE,
     RAW,
     Commit,
     CommitUnanswered,
     Name,
     TableConflict,
     commit_files,
+    dotted,
     load_table,
     position_of,
 )
-from tierlog.tables.data_files import DayFiles
+from tierlog.tables.errors_table import catch_up, caught_up_errors
 from tierlog.tables.position import Position
+from tierlog.tables.step_files import StepFiles
 
 COMMIT_BYTES: Final = 1 << 30
+NO_MODE: Final = "none"
 UNANSWERED_MAX: Final = 5  # in a row
 
 _ROWS: Final = pa.schema([SCHEMA.field(field.name) for field in RAW.fields])
 
 
 class Synced(NamedTuple):
-    """What a run has committed."""
+    """What a run has committed; `errors` are records that did not fit."""
 
     commits: int = 0
     records: int = 0
+    errors: int = 0
+
+    def plus(self, commit: StepFiles | CommitUnanswered) -> Synced:
+        return Synced(self.commits + 1, self.records + commit.records, self.errors + commit.errors)
 
 
-class _Written(NamedTuple):
-    attempt: Attempt
-    files: DayFiles
-
-
-def read_options(given: Mapping[str, str], topic: str) -> ReadOptions:
+def read_options(given: Mapping[str, str], topic: str | None) -> ReadOptions:
     """`given`: options of the Spark source. Records of aborted transactions are left out, unless
-    they say otherwise. Raises InvalidOption.
+    they say otherwise. Without a topic, of all. Raises InvalidOption.
     """
-    asked = {"isolationLevel": "read_committed", **given, "subscribe": topic}
+    of = {"subscribePattern": ".*"} if topic is None else {"subscribe": topic}
+    asked = {"isolationLevel": "read_committed", **given, **of}
     options = parse_options(asked, streaming=False)
     split_bytes = options.limits.split_bytes or SPLIT_BYTES
     return replace(options, limits=options.limits._replace(split_bytes=split_bytes))
 
 
-def begin_position(options: ReadOptions, topic: str) -> Position:
-    """Of a table that has nothing yet of the topic as it is now. Raises UnknownTopic."""
-    planner = Planner(options, report=lambda _: None, warn=lambda _: None)
-    return Position(topic=topic, topic_id=planner.catalog.partitions()[0].topic_id)
+def begin_tables(options: ReadOptions) -> Iterator[tuple[Position, str]]:
+    """Of each topic, the position of a table that has nothing of it yet, and its `iceberg.mode`.
+    Raises UnknownTopic.
+    """
+    for topic in Planner(options, report=lambda _: None, warn=lambda _: None).catalog.topics():
+        mode = topic.config.get("iceberg.mode", NO_MODE)
+        yield Position(topic=topic.name, topic_id=topic.topic_id), str(mode)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,17 +115,26 @@ class TableSync:
         while True:
             table = load_table(self.catalog, self.name)
             position = position_of(table)
-            if unanswered is not None and table.snapshot_by_id(unanswered.snapshot_id) is not None:
-                done, failures = Synced(done.commits + 1, done.records + unanswered.records), 0
+            if table.properties[MODE] == ERRORS_MODE:
+                raise InvalidRequest(
+                    f"{dotted(self.name)} is filled with what does not fit another"
+                )
+            if unanswered is not None and unanswered.snapshot_id in _snapshots_of(table):
+                done, failures = done.plus(unanswered), 0
             unanswered = None
-            if removed := remove_lost_attempts(table):
-                self.log(f"removed {removed} files of attempts that were not committed")
             try:
+                errors = caught_up_errors(self.catalog, table)
+                if removed := remove_lost_attempts(table, errors=errors):
+                    self.log(f"removed {removed} files of attempts that were not committed")
                 position, steps = self._plan(position)
                 for step in steps:
-                    table, position, records = self._commit_step(table, position, step)
-                    done = Synced(done.commits + bool(records), done.records + records)
-                    failures = 0
+                    files = self._write_files(table, errors, step)
+                    position = position.after({one.facts.partition: one.end_offset for one in step})
+                    if files.attempt is not None:
+                        table = _commit(files, position, {"tierlog.offsets": _in_words(step)})
+                        position = position_of(table)
+                        done, failures = done.plus(files), 0
+                        errors = None if errors is None else catch_up(table, errors)
                 return done
             except TableConflict as error:
                 self.log(f"going on from the new position: {error}")
@@ -150,61 +160,50 @@ class TableSync:
         begun = position.after({one.facts.partition: one.start_offset for one in ranges})
         return begun, [list(_parts(ranges, step[self.topic])) for step in steps]
 
-    def _commit_step(
-        self, table: Table, position: Position, step: Sequence[OffsetRange]
-    ) -> tuple[Table, Position, int]:
-        """The table and its position after a step, and how many records that had."""
-        position = position.after({one.facts.partition: one.end_offset for one in step})
-        if (written := self._write_files(table, step)) is None:
-            return table, position, 0
-        attempt, files = written
-        summary = {ATTEMPT: attempt.id, "tierlog.offsets": _in_words(step)}
-        try:
-            table = commit_files(table, position, Commit(files.paths, summary))
-        except TableConflict:
-            mark_attempt(table, attempt)  # another run may have removed it, before the last files
-            raise
-        except CommitUnanswered as error:
-            error.records = files.rows
-            raise
-        end_attempt(table, attempt)
-        return table, position_of(table), files.rows
-
-    def _write_files(self, table: Table, step: Sequence[OffsetRange]) -> _Written | None:
-        """The rows of a step as files; None if there are none."""
+    def _write_files(
+        self, table: Table, errors: Table | None, step: Sequence[OffsetRange]
+    ) -> StepFiles:
+        """The rows of a step as files."""
         scan = TopicDataset(self.options, _ROWS, step, ahead=_ahead(), warn=self.log).scanner()
-        with closing(scan.to_batches()) as batches:
-            rows = (batch for batch in batches if batch.num_rows)
-            if (first := next(rows, None)) is None:
-                return None
-            attempt = begin_attempt(table)
-            files = DayFiles(table.io, attempt.folder(table), schema_to_pyarrow(table.schema()))
-            try:
-                for batch in chain((first,), rows):
-                    files.add_rows(_with_all_headers(batch))
-                    self.show(files.rows)
-                files.close()
-            except BaseException:
-                files.discard()
-                abandon_attempt(table, attempt)
-                raise
-            return _Written(attempt, files)
+        files = StepFiles(table, errors)
+        try:
+            with closing(scan.to_batches()) as batches:
+                for batch in batches:
+                    files.add_rows(batch)
+                    self.show(files.records + files.errors)
+            files.close()
+        except BaseException:
+            files.abandon()
+            raise
+        return files
+
+
+def _snapshots_of(table: Table) -> set[int | None]:
+    return {one.snapshot_id for one in table.metadata.snapshots}
+
+
+def _commit(files: StepFiles, position: Position, summary: Mapping[str, str]) -> Table:
+    """The table with them."""
+    attempt = files.attempt
+    assert attempt is not None
+    properties = {ERRORS: attempt.id if files.errors else ""} if files.is_json else {}
+    commit = Commit(files.paths, {ATTEMPT: attempt.id, **summary}, properties)
+    try:
+        table = commit_files(files.table, position, commit)
+    except TableConflict:
+        mark_attempt(files.table, attempt)  # another run may have removed it, before the last files
+        raise
+    except CommitUnanswered as error:
+        error.records, error.errors = files.records, files.errors
+        raise
+    end_attempt(table, attempt)
+    return table
 
 
 def _parts(ranges: Sequence[OffsetRange], step: Mapping[int, Range]) -> Iterator[OffsetRange]:
     for one in ranges:
         if (part := step.get(one.facts.partition)) is not None:
             yield OffsetRange(one.facts, *part)
-
-
-def _with_all_headers(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """With an empty list where there is no header: PyIceberg reads null lists of structs as that,
-    and others do not.
-    """
-    place = rows.schema.get_field_index("headers")
-    headers = rows.column(place)
-    lists = pa.ListArray.from_arrays(headers.offsets, headers.values)
-    return rows.set_column(place, "headers", lists)
 
 
 def _in_words(step: Sequence[OffsetRange]) -> str:

@@ -10,8 +10,11 @@ from tierlog.object_store.open import open_store
 
 pytest.importorskip("pyiceberg")
 
-from tests.fakes.topic_tables import TOPIC, TopicTable, check_each_once
+from msgspec.structs import replace
+
+from tests.fakes.topic_tables import TOPIC, JsonTable, TopicTable, check_each_once
 from tests.fakes.waiting import until
+from tierlog.manifest.topic_objects import TopicObjects
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +36,7 @@ def test_a_table_is_created_filled_shown_listed_and_dropped(offline, places):
         "table": "tierlog.of_many",
         "commits": 1,
         "records": 177,
+        "errors": 0,
         "offsets": {"0": 177},
     }
     status = run("status", "Of-many", *store)
@@ -43,8 +47,35 @@ def test_a_table_is_created_filled_shown_listed_and_dropped(offline, places):
     assert run("maintain", "tierlog.of_many")["files_rewritten"] == 0
     (listed,) = run("list")["tables"]
     assert (listed["table"], listed["topic"]) == ("tierlog.of_many", "Of-many")
-    assert run("drop", "tierlog.of_many", "--purge", "--yes") == {"dropped": "tierlog.of_many"}
+    assert run("drop", "tierlog.of_many", "--purge", "--yes") == {"dropped": ["tierlog.of_many"]}
     assert run("list") == {"tables": []}
+
+
+def test_all_topics_with_a_mode_are_tables_and_json_is_columns(offline, tmp_path):
+    table = JsonTable(tmp_path)
+    table.put_values({"id": 1, "price": 2}, b"x", {"price": 2.5})
+    set_mode(table, "json")
+    put_topic(open_store(table.url), "left-alone", {0: "many-segments-0"})
+    catalog = ["--catalog", f"sqlite:///{tmp_path}/catalog.db", "--warehouse", table.warehouse]
+
+    def run(*arguments):
+        return json.loads(offline.ok("table", *arguments, *catalog, "--store", table.url))
+
+    created = run("create", TOPIC, "--column", "price double")
+    assert (created["table"], created["mode"]) == ("tierlog.many", "json")
+    assert run("sync")["errors"] == 1
+    assert table.json_rows() == {0: {"id": 1, "price": 2.0}, 2: {"price": 2.5}}
+    assert (run("status", TOPIC)["records"], run("status", TOPIC)["errors"]) == (2, 1)
+    dropped = json.loads(offline.ok("table", "drop", "tierlog.many", "--yes", *catalog))
+    assert dropped == {"dropped": ["tierlog.many", "tierlog.many_errors"]}
+    assert run("sync")["errors"] == 1, "made anew, without that column"
+    assert table.json_rows()[2] == {"price": 2.5}
+
+
+def set_mode(table, mode):
+    topics = TopicObjects(open_store(table.url))
+    topic = topics.find_topic(TOPIC)
+    topics.write_topic(replace(topic, config={"iceberg.mode": mode}), check=lambda: None)
 
 
 def test_a_table_follows_its_topic(offline, tmp_path):
@@ -66,6 +97,8 @@ def test_a_table_follows_its_topic(offline, tmp_path):
         (1, ("sync", "Of-many"), "the catalog has no table tierlog.of_many"),
         (1, ("create", "nope"), "there is no topic 'nope'"),
         (2, ("sync", "Of-many", "--every", "0s"), "--every: '0s' is not above 0"),
+        (2, ("sync", "--table", "a.b"), "--table: without TOPIC, each topic has a table"),
+        (2, ("create", "Of-many", "--column", "a int"), "--column: a table of mode raw has"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(offline, places, code, arguments, message):

@@ -314,7 +314,13 @@ def test_configurations_are_listed_alike(filled: Clusters) -> None:
         assert result["error_code"] == 0
         seen.append({one["name"]: one for one in result["configs"]})
     both = seen[0].keys() & seen[1].keys()
-    ours = {"offload.max.lag.ms", "cold.merge.min.bytes", "schema.validation", "replication.store"}
+    ours = {
+        "offload.max.lag.ms",
+        "cold.merge.min.bytes",
+        "schema.validation",
+        "iceberg.mode",
+        "replication.store",
+    }
     assert {key.name for key in KEYS} - both <= ours
     for name in both:
         for field in ("config_type", "config_source", "read_only", "is_sensitive"):

@@ -1,0 +1,99 @@
+"""The table beside one of mode json, with the records that do not fit it, and why.
+
+* A table's own commit decides which records are in it and which are errors: with its files it sets
+  its position, and `tierlog.errors` to the attempt whose folder at the table of errors has the
+  files of those. The table of errors then catches up: it adds them, and has the same position.
+* It catches up before the table's next commit, by whoever makes that. It is behind if there is an
+  attempt and its position is; its own commit holds only if it still is. So the files are added
+  once, and a record is in one of the two tables, whoever is killed between the two commits.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+
+from tierlog.record_format.errors import RequestError
+from tierlog.tables.attempts import files_of_attempt
+from tierlog.tables.catalog import (
+    ATTEMPT,
+    ERRORS,
+    ERRORS_MODE,
+    JSON_MODE,
+    MODE,
+    Commit,
+    Name,
+    TableExists,
+    UnknownTable,
+    commit_files,
+    create_table,
+    dotted,
+    load_table,
+    position_of,
+    stored_position,
+)
+from tierlog.tables.position import Position, TableRolledBack
+
+TABLE: Final = "tierlog.table"
+"""The id of the table whose errors these are."""
+_SUFFIX: Final = "_errors"
+
+
+class OtherTable(RequestError):
+    """A table of errors is not of the table that has its name."""
+
+
+def errors_name(name: Name) -> Name:
+    return *name[:-1], name[-1] + _SUFFIX
+
+
+def load_errors(catalog: Catalog, table: Table) -> Table | None:
+    """None if `table` has none, or not yet. Raises OtherTable, TableRolledBack."""
+    if table.properties[MODE] != JSON_MODE:
+        return None
+    name = errors_name(table.name())
+    try:
+        found = load_table(catalog, name)
+    except UnknownTable:
+        return None
+    if found.properties.get(TABLE) != str(table.metadata.table_uuid):
+        raise OtherTable(
+            f"{dotted(name)} has the errors of another table, which was dropped or renamed; drop "
+            "or rename it too"
+        )
+    try:
+        position_of(found)
+    except TableRolledBack as error:
+        raise TableRolledBack(f"{dotted(name)}: {error}") from None
+    return found
+
+
+def caught_up_errors(catalog: Catalog, table: Table) -> Table | None:
+    """Load the table of errors of one that has been loaded just now, create it if there is none,
+    and let it catch up. Raises TableConflict, CommitUnanswered, TableExists and those of
+    `load_errors`.
+    """
+    if table.properties[MODE] != JSON_MODE:
+        return None
+    if (found := load_errors(catalog, table)) is None:
+        position, name = stored_position(table), errors_name(table.name())
+        begun = Position(topic=position.topic, topic_id=position.topic_id)
+        try:
+            of = {TABLE: str(table.metadata.table_uuid)}
+            found = create_table(catalog, name, begun, mode=ERRORS_MODE, more=of)
+        except TableExists:
+            if (found := load_errors(catalog, table)) is None:  # that of another, not of a topic
+                raise
+    return catch_up(table, found)
+
+
+def catch_up(table: Table, errors: Table) -> Table:
+    """Add what `table` has left for it."""
+    attempt, position = table.properties.get(ERRORS), stored_position(table)
+    if not attempt or not position.is_past(stored_position(errors)):
+        return errors
+    return commit_files(
+        errors, position, Commit(files_of_attempt(errors, attempt), {ATTEMPT: attempt})
+    )
