@@ -11,14 +11,17 @@ PATIENCE_S = 30  # for slow machines
 
 
 def until(holds: Callable[[], object], *, patience_s: float = PATIENCE_S) -> None:
-    """Wait until `holds()` is true. It is asked less often the longer that takes: asking takes
-    processor time of what is waited for.
+    """Wait until `holds()` is true. What is slow to ask is asked less often: it takes processor
+    time of what is waited for.
     """
-    began_s = time.monotonic()
-    while not holds():
-        waited_s = time.monotonic() - began_s
-        assert waited_s < patience_s, f"the condition was not met within {patience_s} s"
-        threading.Event().wait(min(max(0.01, waited_s / 20), 0.1))
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        asked_s = time.monotonic()
+        if holds():
+            return
+        now_s = time.monotonic()
+        assert now_s < deadline_s, f"the condition was not met within {patience_s} s"
+        threading.Event().wait(min(max(0.01, 10 * (now_s - asked_s)), 0.1))
 
 
 def until_waiting(metrics: Callable[[], str], *, least: int = 1) -> None:
