@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
-WORKERS ?= 3
+WORKERS ?= 4
 
 # Compiled modules are kept, even where the environment forbids it (as images of Python do): a run of
 # the tests starts many hundred Pythons, and pytest rewrites 50,000 lines.
@@ -19,7 +19,7 @@ UVICORN := $(CURDIR)/.cache/uvicorn/$(shell sed -n 's/.*"uvicorn>=\([0-9.]*\),.*
 help:
 	@echo "make setup    .venv with everything, and .venv/bin/tierlog"
 	@echo "make demo     the flights of 2013 through both tiers, and Spark; KEEP=1 leaves it running"
-	@echo "make test     the tests, in three processes: WORKERS=4, TESTS=tests/unit"
+	@echo "make test     the tests, in four processes: WORKERS=2, TESTS=tests/unit"
 	@echo "make test-uvicorn  the connection's tests on the oldest uvicorn that pyproject.toml admits"
 	@echo "make test-spark  Spark's tests on another PySpark, the oldest: SPARK=4.1.4"
 	@echo "make judges   other projects' tests and clients on our Kafka listener; fetches Go if there is none, needs a C compiler, npm, a JDK with Maven, and kcat or apt-get"
