@@ -50,6 +50,9 @@ class BrokerLinks:
             if caller != to and ((calls and caller == node_id) or (called and to == node_id))
         ]
 
+    def cut_ones(self) -> list[tuple[int, int]]:
+        return [ends for ends, line in self.between.items() if line.is_cut]
+
     def mend(self) -> None:
         for line in self.between.values():
             line.mend()

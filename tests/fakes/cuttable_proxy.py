@@ -13,7 +13,7 @@ PIECE_BYTES = 1 << 16
 
 
 class Line:
-    """Forwards connections to `target` (a URL). While it is cut, what connects is closed at once,
+    """Forwards connections to `target` (a URL). While it `is_cut`, what connects is closed at once,
     and existing connections are reset. While one way of it is held, nothing arrives that way; it
     does once the line is mended. `see` gets what is sent to the target before it is sent, and may
     cut the line.
@@ -25,14 +25,14 @@ class Line:
         self._target = (parts.hostname, parts.port)
         self._lock = threading.Lock()
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
-        self._is_cut = False
+        self.is_cut = False
         self._flows = {"requests": threading.Event(), "answers": threading.Event()}
         for flow in self._flows.values():
             flow.set()
 
     def cut(self) -> None:
         with self._lock:
-            self._is_cut = True
+            self.is_cut = True
             for pair in self._pairs:
                 for end in pair:
                     with suppress(OSError):
@@ -45,7 +45,7 @@ class Line:
 
     def mend(self) -> None:
         with self._lock:
-            self._is_cut = False
+            self.is_cut = False
             for flow in self._flows.values():
                 flow.set()
 
@@ -54,7 +54,7 @@ class Line:
         with near, suppress(OSError):
             for flow in self._flows.values():
                 flow.wait()  # as what connects does not hear that it is heard
-            if self._is_cut:
+            if self.is_cut:
                 return
             with socket.create_connection(self._target) as far:
                 with self._lock:

@@ -25,6 +25,7 @@ from tests.fakes.waiting import until
 FLAGS = ("--join", "--heartbeat-interval-ms", "200", "--session-timeout-ms", "1000")
 TOPIC = "flights"
 ANSWER_S = 10.0
+LOGGED = 30
 
 
 class Producer(threading.Thread):
@@ -208,6 +209,20 @@ class ReplicatedRun:
         lost = {value: offset for value, offset in acked.items() if read.get(offset) != value}
         assert not lost, f"{len(lost)} of {len(acked)} are lost: {lost}"[:500]
 
+    def describe(self) -> str:
+        """For who reads of a failure: the links that are cut, and what each broker logged last, but
+        for the calls that failed.
+        """
+        lines = [f"cut: {', '.join(f'{a} to {b}' for a, b in self.links.cut_ones())}"]
+        for broker, link in zip(self.brokers, self.links.urls, strict=True):
+            file = broker.root / "broker.log"
+            logged = file.read_text().splitlines() if file.exists() else []
+            own = [line for line in logged if '"request failed"' not in line]
+            state = "runs" if broker.process is not None else "does not run"
+            where = f"{broker.root.name}, {broker.url}, to others {link}"
+            lines += [f"{where}, {state}:", *own[-LOGGED:]]
+        return "\n".join(lines)
+
     def stop(self) -> None:
         for one in (self.producer, self.reader, *self._others):
             one.stop()
@@ -255,6 +270,9 @@ def replicated_run(
             run.reader.start()
             run.producer.wait_for_more()
             yield run
+        except Exception as error:
+            error.add_note(run.describe())
+            raise
         finally:
             run.stop()
             for broker in brokers:
