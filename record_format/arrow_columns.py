@@ -13,7 +13,7 @@ Rules that keep it honest:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -260,6 +260,15 @@ SCHEMA: Final = pa.schema(
     ]
 )
 COLUMNS: Final[tuple[str, ...]] = tuple(SCHEMA.names)
+
+
+def schema_of(names: Iterable[str], value_type: pa.DataType | None = None) -> pa.Schema:
+    """These columns, of which `value` has this type, unless it is bytes."""
+    fields = [SCHEMA.field(name) for name in names]
+    if value_type is not None:
+        fields = [one.with_type(value_type) if one.name == "value" else one for one in fields]
+    return pa.schema(fields)
+
 
 _WANTS: Final = {
     "key": WANT_KEY,

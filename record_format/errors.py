@@ -500,6 +500,22 @@ class UnknownFormatVersion(CorruptDataError):
     """Written by another version of tierlog: refused by its number rather than misread."""
 
 
+class UndecodableValue(CorruptDataError):
+    """A record's value is not what its schema says. `file` is its partition; `row`, of a batch."""
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        file: str = "",
+        position: int | None = None,
+        offset: int | None = None,
+        row: int = 0,
+    ) -> None:
+        super().__init__(detail, file=file, position=position, offset=offset)
+        self.row = row
+
+
 class CorruptObject(CorruptDataError):
     """An object whose bytes fail the checksum in the manifest or chunk table."""
 

@@ -83,7 +83,7 @@ class RegistryState:
             case "SCHEMA" if row.value is None:
                 self._remove(Place(str(row.subject), int(row.key["version"])))
             case "SCHEMA":
-                self._put(decode_version(row.value or {}))
+                self.put(decode_version(row.value or {}))
             case "DELETE_SUBJECT" if row.value is not None:
                 self._delete(str(row.subject), up_to_version=int(row.value["version"]))
             case "CLEAR_SUBJECT" if row.value is not None:
@@ -99,7 +99,7 @@ class RegistryState:
             case _:
                 self.skipped += 1
 
-    def _put(self, version: SubjectVersion) -> None:
+    def put(self, version: SubjectVersion) -> None:
         place = place_of(version)
         self._remove(place)
         self._subjects.setdefault(version.subject, {})[version.version] = version
@@ -125,7 +125,7 @@ class RegistryState:
     def _delete(self, subject: str, *, up_to_version: int) -> None:
         for version in self.versions(subject, deleted=True):
             if version.version <= up_to_version:
-                self._put(version._replace(is_deleted=True))
+                self.put(version._replace(is_deleted=True))
 
     # --- looking ----------------------------------------------------------------------------------
 

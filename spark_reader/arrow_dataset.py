@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from tierlog.record_format.arrow_columns import COLUMNS, SCHEMA
+from tierlog.record_format.arrow_columns import COLUMNS, schema_of
 from tierlog.record_format.errors import InvalidOption
 from tierlog.record_format.record_walk import RowFilter
 from tierlog.spark_reader.filter_bounds import bounds_of, columns_of, may_match, must_match
@@ -64,6 +64,7 @@ def dataset(
     *,
     store: str | PathLike[str] | None = None,
     server: str | None = None,
+    value_schema: str | int | None = None,
     on_data_loss: Callable[[str], None] | None = None,
     threads: int | None = None,
     readahead_bytes: int = READAHEAD_BYTES,
@@ -82,13 +83,16 @@ def dataset(
     paths, and None means not given. With `failOnDataLoss=False`, `on_data_loss` is called with a
     description of what is missing (default: print to standard error).
 
+    `value_schema` makes columns of what is in values: `latest`, `registry` or the id of a schema
+    (docs/guides/schemas.md). The schema is looked up now.
+
     A scan reads splits of about 16 MiB in `threads` (default: the machine's cores, at most 4), and
     its rows come in order: by partition, then by offset. While they do, about `readahead_bytes` of
     the rows that follow are in memory.
 
     Raises InvalidOption, UnknownTopic and others now; DataLoss and CorruptDataError while reading.
     """
-    parsed, schema = _parse(topics, store, server, options)
+    parsed, schema = _parse(topics, store, server, options, value_schema)
     if threads is None:
         threads = min(THREADS_MAX, os.cpu_count() or 1)
     ahead = Ahead(threads, readahead_bytes)
@@ -105,6 +109,7 @@ def read_arrow(
     *,
     store: str | PathLike[str] | None = None,
     server: str | None = None,
+    value_schema: str | int | None = None,
     columns: str | Sequence[str] | None = None,
     on_data_loss: Callable[[str], None] | None = None,
     **options: Option | None,
@@ -115,14 +120,14 @@ def read_arrow(
     `includeHeaders` is set. All else is as for `dataset`; the read is planned now, and rows are
     read as the reader is consumed.
     """
-    parsed, schema = _parse(topics, store, server, options)
+    parsed, schema = _parse(topics, store, server, options, value_schema)
     wanted = tuple(schema.names if columns is None else _each(columns))
     _check_columns(wanted)
     warn = on_data_loss or log_to_stderr
     splits = Planner(parsed, report=lambda _: None, warn=warn).batch()
     reader = SplitReader(parsed, wanted, warn=warn)
     batches = (batch for split in splits for batch in reader.read_split(split))
-    return pa.RecordBatchReader.from_batches(_schema(wanted), batches)
+    return pa.RecordBatchReader.from_batches(_schema(wanted, parsed), batches)
 
 
 class Ahead(NamedTuple):
@@ -227,17 +232,20 @@ class TopicDataset(ds.InMemoryDataset):  # type: ignore[misc]
         """What is left to filter by, the ranges to read, and the bounds of a row in them."""
         if where is None:
             return None, self._ranges, RowFilter()
-        ranges, bounds = [one for one in self._ranges if may_match(where, one)], bounds_of(where)
-        is_exact = all(must_match(where, one, bounds) for one in ranges)
+        schema = _schema(COLUMNS, self._options)
+        ranges = [one for one in self._ranges if may_match(where, one, schema)]
+        bounds = bounds_of(where, schema)
+        is_exact = all(must_match(where, one, bounds, schema) for one in ranges)
         return None if is_exact else where, ranges, bounds
 
     def _columns_to_read(
         self, columns: ColumnChoice, where: pc.Expression | None
     ) -> tuple[str, ...]:
         """Those that are asked for and those that the filter needs."""
-        used = set() if where is None else set(columns_of(where))
+        schema = _schema(COLUMNS, self._options)
+        used = set() if where is None else set(columns_of(where, schema))
         if isinstance(columns, Mapping):
-            used.update(*map(columns_of, columns.values()))
+            used.update(*(columns_of(one, schema) for one in columns.values()))
         else:
             used.update(self.schema.names if columns is None else columns)
         _check_columns(used)
@@ -267,7 +275,7 @@ class _Scan(NamedTuple):
 
     def scanner(self, rows: Iterator[pa.RecordBatch], planned_bytes: int) -> TopicScanner:
         return TopicScanner(
-            _schema(self.wanted),
+            _schema(self.wanted, self.options),
             rows,
             columns=self.columns,
             where=self.where,
@@ -342,8 +350,8 @@ class TopicScanner:
         ).to_table()
 
 
-def _schema(columns: Iterable[str]) -> pa.Schema:
-    return pa.schema([SCHEMA.field(name) for name in columns])
+def _schema(columns: Iterable[str], options: ReadOptions) -> pa.Schema:
+    return schema_of(columns, None if options.values is None else options.values.type)
 
 
 def _parse(
@@ -351,14 +359,23 @@ def _parse(
     store: str | PathLike[str] | None,
     server: str | None,
     options: Mapping[str, Option | None],
+    value_schema: str | int | None,
 ) -> tuple[ReadOptions, pa.Schema]:
-    """The parsed options, and the schema that they ask for. Raises InvalidOption."""
+    """The parsed options, and the schema that they ask for. Raises InvalidOption, and what the
+    registry raises.
+    """
+    if value_schema is not None:
+        options = {**options, "valueSchema": str(value_schema)}
     given = _texts(topics, store, server, options)
     parsed = parse_options(given, streaming=False)
     for name in options:
         if name.lower() not in NAMES and not is_kafka_option(name):  # Spark may have others
             raise InvalidOption(f"there is no option {name!r}")
-    return parsed, _schema(COLUMNS if wants_headers(given) else COLUMNS[:-1])
+    if parsed.value_schema is not None:
+        from tierlog.spark_reader.values import with_value_type  # few reads need it
+
+        parsed = with_value_type(parsed)
+    return parsed, _schema(COLUMNS if wants_headers(given) else COLUMNS[:-1], parsed)
 
 
 def _check_columns(wanted: Sequence[str] | set[str]) -> None:

@@ -26,14 +26,16 @@ _FILES: Final = LocalFileSystem()
 _NEVER_NULL: Final = frozenset(("topic", "partition", "offset", "timestamp"))
 
 
-def may_match(expression: pc.Expression, one: OffsetRange) -> bool:
+def may_match(expression: pc.Expression, one: OffsetRange, schema: pa.Schema = SCHEMA) -> bool:
     """Whether the filter can be true of a row of this range."""
-    return not _excludes(expression, _within(one))
+    return not _excludes(expression, _within(one), schema)
 
 
-def must_match(expression: pc.Expression, one: OffsetRange, bounds: RowFilter) -> bool:
+def must_match(
+    expression: pc.Expression, one: OffsetRange, bounds: RowFilter, schema: pa.Schema = SCHEMA
+) -> bool:
     """Whether the filter is known to be true of all rows of this range within the bounds."""
-    if not _NEVER_NULL.issuperset(columns_of(expression)):
+    if not _NEVER_NULL.issuperset(columns_of(expression, schema)):
         return False  # what is neither true nor false is not excluded by its opposite
     offset, time = pc.field("offset"), pc.field("timestamp")
     guarantee = _within(one) & (offset >= bounds.start_offset) & (offset <= bounds.end_offset - 1)
@@ -41,7 +43,7 @@ def must_match(expression: pc.Expression, one: OffsetRange, bounds: RowFilter) -
         guarantee &= time >= _moment(bounds.start_timestamp)
     if bounds.last_timestamp != I64_MAX:
         guarantee &= time <= _moment(bounds.last_timestamp)
-    return _excludes(~expression.cast(pa.bool_()), guarantee)
+    return _excludes(~expression.cast(pa.bool_()), guarantee, schema)
 
 
 def _within(one: OffsetRange) -> pc.Expression:
@@ -58,16 +60,16 @@ def _moment(milliseconds: int) -> pa.Scalar:
     return pa.scalar(milliseconds * 1000, SCHEMA.field("timestamp").type)
 
 
-def bounds_of(expression: pc.Expression) -> RowFilter:
+def bounds_of(expression: pc.Expression, schema: pa.Schema = SCHEMA) -> RowFilter:
     """The offsets and times outside of which the filter is true of no row."""
-    used = columns_of(expression)
+    used = columns_of(expression, schema)
     bounds = RowFilter()
     if "offset" in used:
-        first, last = _span(expression, "offset", 0, I64_MAX)
+        first, last = _span(expression, "offset", 0, I64_MAX, schema)
         end = last if last == I64_MAX else last + 1
         bounds = bounds._replace(start_offset=first, end_offset=end)
     if "timestamp" in used:  # in microseconds, and of whole milliseconds
-        first, last = _span(expression, "timestamp", I64_MIN, I64_MAX)
+        first, last = _span(expression, "timestamp", I64_MIN, I64_MAX, schema)
         bounds = bounds._replace(
             start_timestamp=first if first == I64_MIN else -(-first // 1000),
             last_timestamp=last if last == I64_MAX else last // 1000,
@@ -75,17 +77,17 @@ def bounds_of(expression: pc.Expression) -> RowFilter:
     return bounds
 
 
-def columns_of(expression: pc.Expression) -> list[str]:
+def columns_of(expression: pc.Expression, schema: pa.Schema = SCHEMA) -> list[str]:
     """The columns that an expression refers to: those without which Arrow cannot bind it. Raises
     InvalidOption if it names columns by position.
     """
     if "FieldPath(" in str(expression):
         raise InvalidOption(f"filter {expression}: name columns, rather than their positions")
-    return [name for name in COLUMNS if not _binds(expression, without=name)]
+    return [name for name in COLUMNS if not _binds(expression, schema, without=name)]
 
 
-def _binds(expression: pc.Expression, *, without: str) -> bool:
-    schema = SCHEMA.remove(SCHEMA.get_field_index(without))
+def _binds(expression: pc.Expression, schema: pa.Schema, *, without: str) -> bool:
+    schema = schema.remove(schema.get_field_index(without))
     try:
         ds.Scanner.from_batches(iter(()), schema=schema, columns={"found": expression})
     except pa.ArrowInvalid:
@@ -93,18 +95,21 @@ def _binds(expression: pc.Expression, *, without: str) -> bool:
     return True
 
 
-def _span(expression: pc.Expression, column: str, lowest: int, highest: int) -> tuple[int, int]:
+def _span(
+    expression: pc.Expression, column: str, lowest: int, highest: int, schema: pa.Schema
+) -> tuple[int, int]:
     """The first and last value of [lowest, highest] that the filter does not exclude; the first
     above the last if it excludes all.
     """
     field, kind = pc.field(column), SCHEMA.field(column).type
-    first = _last_true(
-        lambda value: _excludes(expression, field < pa.scalar(value, kind)), lowest, highest
-    )
-    last = -_last_true(
-        lambda value: _excludes(expression, field > pa.scalar(-value, kind)), -highest, -lowest
-    )
-    return first, last
+
+    def is_below(value: int) -> bool:
+        return _excludes(expression, field < pa.scalar(value, kind), schema)
+
+    def is_above(value: int) -> bool:
+        return _excludes(expression, field > pa.scalar(-value, kind), schema)
+
+    return _last_true(is_below, lowest, highest), -_last_true(is_above, -highest, -lowest)
 
 
 def _last_true(is_true: Callable[[int], bool], low: int, high: int) -> int:
@@ -118,8 +123,8 @@ def _last_true(is_true: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
-def _excludes(expression: pc.Expression, guarantee: pc.Expression) -> bool:
+def _excludes(expression: pc.Expression, guarantee: pc.Expression, schema: pa.Schema) -> bool:
     """Whether the filter is true of no row of which the guarantee is."""
     fragment = _FORMAT.make_fragment("rows", _FILES, partition_expression=guarantee)
-    rows = ds.FileSystemDataset([fragment], SCHEMA, _FORMAT, _FILES)
+    rows = ds.FileSystemDataset([fragment], schema, _FORMAT, _FILES)
     return not any(True for _ in rows.get_fragments(expression))

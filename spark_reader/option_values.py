@@ -22,6 +22,7 @@ from typing import Final, NamedTuple, TypeGuard
 from tierlog.client.records import MAX_TIME, to_ms
 from tierlog.record_format.errors import InvalidOption, InvalidRequest
 from tierlog.record_format.record_walk import I64_MAX
+from tierlog.record_format.schema_state import INT_MAX as I32_MAX
 
 _SIZE: Final = re.compile(r"(\d{1,18})\s*([kmgt]?)i?b?", re.IGNORECASE)
 _FACTORS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -68,6 +69,16 @@ def count(name: str, value: str) -> int:
     found = _number(value)
     if not found:
         raise invalid(name, value, "a whole number above 0, and below 2^63")
+    return found
+
+
+def value_schema(name: str, value: str) -> str | int:
+    """`latest`, `registry`, or the id of a schema."""
+    if value.lower() in {"latest", "registry"}:
+        return value.lower()
+    found = _number(value)
+    if not found or found > I32_MAX:
+        raise invalid(name, value, "latest, registry, or the id of a schema")
     return found
 
 

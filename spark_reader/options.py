@@ -12,17 +12,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from tierlog.object_store.s3_connection import S3Options
 from tierlog.record_format.errors import InvalidOption, closest_match
+from tierlog.record_format.schema_state import Source
 from tierlog.spark_reader import option_values as read
 from tierlog.spark_reader.access import Access
 from tierlog.spark_reader.option_values import EARLIEST, LATEST, Bounds, NoMatch, is_backwards
 from tierlog.spark_reader.s3a import S3ASettings
 from tierlog.spark_reader.splits import SplitLimits
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Use(StrEnum):
@@ -133,8 +137,18 @@ class TriggerLimits:
 NO_LIMITS: Final = TriggerLimits()
 
 
+class ValueReading(NamedTuple):
+    """The schema that values are read by, and the type of their column."""
+
+    schema_id: int
+    source: Source
+    type: pa.DataType
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
+    """`values`: what `value_schema` stood for when the read began."""
+
     access: Access
     choice: TopicChoice
     starting: Bounds
@@ -147,6 +161,12 @@ class ReadOptions:
     pin: str | None = None
     single_query: bool = False
     trigger: TriggerLimits = field(default_factory=TriggerLimits)
+    value_schema: Literal["latest", "registry"] | int | None = None
+    mode: Literal["failfast", "permissive"] = "failfast"
+    values: ValueReading | None = None
+
+    def with_values(self, values: ValueReading) -> ReadOptions:
+        return replace(self, values=values)
 
 
 _ISOLATION: Final = Option(read.one_of("read_uncommitted", "read_committed"))
@@ -183,6 +203,8 @@ _OPTIONS: Final[dict[str, Option]] = {
     "maxBytesPerTrigger": Option(read.size, uses=STREAM_ONLY),
     "failOnDataLoss": Option(read.boolean),
     "includeHeaders": Option(read.boolean),
+    "valueSchema": Option(read.value_schema),
+    "mode": Option(read.one_of("failfast", "permissive")),
     "singleQuery": Option(read.boolean, uses=BATCH_ONLY),
     "isolationLevel": _ISOLATION,
     "kafka.isolation.level": _ISOLATION,  # of a migrated job, since it affects the result
@@ -199,6 +221,14 @@ TABLE_HINT: Final = (
 """For a read or write without any option."""
 
 NAMES: Final = frozenset(name.lower() for name in _OPTIONS)
+_OF_VALUES: Final = frozenset(
+    (
+        *("store", "endpoint", "region", "pathstyle"),
+        *("accesskeyid", "secretaccesskey", "sessiontoken"),
+        *("server", "token", "tokenfile", "cafile"),
+        *("subscribe", "subscribepattern", "assign", "tier", "valueschema"),
+    )
+)
 
 
 def parse_options(
@@ -224,6 +254,8 @@ def parse_options(
         pin=values.get("pin"),
         single_query=values.get("singleQuery", False),
         trigger=_trigger(values),
+        value_schema=values.get("valueSchema"),
+        mode=values.get("mode", "failfast"),
     )
     _check_together(options)
     return options
@@ -234,6 +266,18 @@ def wants_headers(given: Mapping[str, str]) -> bool:
     name = "includeHeaders"
     lowered = {key.lower(): value.strip() for key, value in given.items()}
     return read.boolean(name, lowered.get(name.lower(), "false"))
+
+
+def parse_value_options(
+    given: Mapping[str, str], s3a: S3ASettings | None = None
+) -> ReadOptions | None:
+    """What of the options `valueSchema` needs, which Spark needs for the schema before it says what
+    the read is; None without that option. Raises InvalidOption.
+    """
+    needed = {name: text for name, text in given.items() if name.lower() in _OF_VALUES}
+    if not any(name.lower() == "valueschema" for name in needed):
+        return None
+    return parse_options(needed, streaming=False, s3a=s3a)
 
 
 def access_of(values: Mapping[str, Any], s3a: S3ASettings | None = None) -> Access:

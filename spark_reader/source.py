@@ -7,7 +7,9 @@ imported on use.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql.datasource import (
@@ -32,6 +34,7 @@ from pyspark.sql.types import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tierlog.spark_reader.options import ReadOptions
     from tierlog.spark_reader.s3a import S3ASettings
 
 
@@ -62,9 +65,16 @@ class TierlogSource(DataSource):  # type: ignore[misc]
         return "tierlog"
 
     def schema(self) -> StructType:
-        from tierlog.spark_reader.options import wants_headers
+        from tierlog.spark_reader.options import parse_value_options, wants_headers
+        from tierlog.spark_reader.workarounds import in_brief
 
-        return source_schema(with_headers=wants_headers(self.options))
+        with_headers = wants_headers(self.options)
+        options = in_brief(parse_value_options)(self.options, self.s3a)
+        if options is None:
+            return source_schema(with_headers=with_headers)
+        return source_schema(
+            with_headers=with_headers, types=types_of(in_brief(with_values)(options))
+        )
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from tierlog.spark_reader.workarounds import in_brief
@@ -75,8 +85,8 @@ class TierlogSource(DataSource):  # type: ignore[misc]
         from tierlog.spark_reader.batch_source import TierlogReader
         from tierlog.spark_reader.options import parse_options
 
-        options = parse_options(self.options, streaming=False, s3a=self.s3a)
-        return TierlogReader(options, columns_of(schema))
+        options = with_values(parse_options(self.options, streaming=False, s3a=self.s3a))
+        return TierlogReader(options, columns_of(schema, types_of(options)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's
         from tierlog.record_format.errors import TierlogError
@@ -95,7 +105,8 @@ class TierlogSource(DataSource):  # type: ignore[misc]
         _check_streams()
         from tierlog.spark_reader.stream_source import TierlogStreamReader
 
-        return TierlogStreamReader(options, columns_of(schema))
+        options = with_values(options)
+        return TierlogStreamReader(options, columns_of(schema, types_of(options)))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from tierlog.spark_reader.sink import TierlogWriter, write_options
@@ -110,12 +121,36 @@ class TierlogSource(DataSource):  # type: ignore[misc]
         return TierlogStreamWriter(write_options(self.options, schema, overwrite=False))
 
 
-def source_schema(*, with_headers: bool) -> StructType:
-    names = TYPES if with_headers else tuple(TYPES)[:-1]
-    return StructType([StructField(name, TYPES[name]) for name in names])
+def source_schema(
+    *, with_headers: bool, types: Mapping[str, DataType] = MappingProxyType(TYPES)
+) -> StructType:
+    names = types if with_headers else tuple(types)[:-1]
+    return StructType([StructField(name, types[name]) for name in names])
 
 
-def columns_of(schema: StructType) -> tuple[str, ...]:
+def with_values(options: ReadOptions) -> ReadOptions:
+    """The same, and how values are read as columns. Raises InvalidOption, and what the registry
+    raises.
+    """
+    if options.value_schema is None:
+        return options
+    from tierlog.spark_reader.values import with_value_type
+
+    return with_value_type(options)
+
+
+def types_of(options: ReadOptions) -> Mapping[str, DataType]:
+    """The types of the columns, `value` being what its schema says."""
+    if options.values is None:
+        return TYPES
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    return TYPES | {"value": from_arrow_type(options.values.type, prefer_timestamp_ntz=True)}
+
+
+def columns_of(
+    schema: StructType, types: Mapping[str, DataType] = MappingProxyType(TYPES)
+) -> tuple[str, ...]:
     """The columns of a schema given with `spark.read.schema`. Raises InvalidOption unless each is a
     column of this source with its type, nullable, and named once.
     """
@@ -124,8 +159,8 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
     names: tuple[str, ...] = tuple(schema.fieldNames())
     for field in schema.fields:
         kind = field.dataType
-        if TYPES.get(field.name) != kind:
-            allowed = ", ".join(f"{name} {type_.simpleString()}" for name, type_ in TYPES.items())
+        if types.get(field.name) != kind:
+            allowed = ", ".join(f"{name} {type_.simpleString()}" for name, type_ in types.items())
             raise InvalidOption(
                 f"the schema's column {field.name} {kind.simpleString()} is not a column of this "
                 f"source; its columns, all nullable, are {allowed}"

@@ -28,7 +28,7 @@ import pyarrow as pa
 from tierlog.client.wire import Limits
 from tierlog.cold_tier.ranged_reader import read_chunk
 from tierlog.record_format.arrow import ArrowDecoder, DecodeRequest, batch_of
-from tierlog.record_format.arrow_columns import SCHEMA, constant_columns
+from tierlog.record_format.arrow_columns import constant_columns, schema_of
 from tierlog.record_format.errors import (
     MissingObject,
     OffsetOutOfRange,
@@ -111,6 +111,11 @@ class SplitReader:
     ) -> None:
         self._connections, self._isolation = Connections(options.access), options.isolation
         self._columns, self._row_filter = columns, row_filter
+        self._decoded = columns  # before values become columns
+        if options.values is not None and "value" in columns:
+            self._options = options
+            self._schema = schema_of(columns, options.values.type)
+            self._decoded = tuple(dict.fromkeys((*columns, "offset")))  # which errors name
         self._only_counts = _COUNTED.issuperset(columns)
         self._loss = DataLossPolicy(options.fail_on_data_loss, warn)
 
@@ -121,7 +126,19 @@ class SplitReader:
         if self._only_counts:
             yield from _counted(split, self._columns, self._count_rows(split))
         else:
-            yield from self._read_chunks(split, split.chunks, ArrowDecoder.decode)
+            found = self._read_chunks(split, split.chunks, ArrowDecoder.decode)
+            yield from found if self._decoded is self._columns else self._with_values(split, found)
+
+    def _with_values(
+        self, split: Split, batches: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        from tierlog.spark_reader.values import ValueDecoder  # few reads need it
+
+        decoder = ValueDecoder(self._options, f"{split.topic}-{split.partition}")
+        for batch in batches:
+            found = {name: batch.column(name) for name in self._decoded}
+            found["value"] = decoder.decode(found["value"], found["offset"])
+            yield batch_of([found[name] for name in self._columns], self._schema, rows=len(batch))
 
     def planned_bytes(self, split: Split) -> int:
         """What reading a split fetches; an estimate for the tail."""
@@ -176,7 +193,7 @@ class SplitReader:
             DecodeRequest(
                 split.topic,
                 split.partition,
-                columns=self._columns,
+                columns=self._decoded,
                 row_filter=self._row_filter._replace(
                     start_offset=start_offset, end_offset=end_offset
                 ),
@@ -255,8 +272,7 @@ def _counted(split: Split, columns: tuple[str, ...], rows: int) -> Iterator[pa.R
     """`rows` rows of columns that have one value throughout the split."""
     at_once = min(rows, COUNTED_ROWS)
     arrays = constant_columns(columns, topic=split.topic, partition=split.partition, rows=at_once)
-    schema = pa.schema([SCHEMA.field(name) for name in columns])
-    whole = batch_of([arrays[name] for name in columns], schema, rows=at_once)
+    whole = batch_of([arrays[name] for name in columns], schema_of(columns), rows=at_once)
     for start in range(0, rows, COUNTED_ROWS):
         yield whole.slice(0, rows - start)
 

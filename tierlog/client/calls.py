@@ -105,6 +105,23 @@ def describe_topic(topic: str) -> Call[responses.TopicDescription]:
     return Call(request, json_reader(responses.TopicDescription))
 
 
+def find_schema(schema_id: int) -> Call[responses.RegisteredSchema]:
+    """The schema that has this id in the registry. Raises UnknownSchema."""
+    request = Request("GET", f"/schemas/ids/{schema_id}")
+    return Call(request, json_reader(responses.RegisteredSchema))
+
+
+def find_schema_version(
+    subject: str, version: int | None = None, *, deleted: bool = False
+) -> Call[responses.RegisteredSchema]:
+    """A version of a subject, by default its latest; with `deleted`, also one that was deleted, but
+    not for good. Raises UnknownSchema.
+    """
+    path = f"/subjects/{quote(subject, safe='')}/versions/{version or 'latest'}"
+    request = Request("GET", path, query(deleted=deleted or None))
+    return Call(request, json_reader(responses.RegisteredSchema))
+
+
 def alter_topic(
     topic: str,
     *,

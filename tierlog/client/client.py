@@ -136,6 +136,8 @@ class _BrokerClient(Generic[Transport, Records]):
     create_topic = method(calls.create_topic)
     list_topics = method(calls.list_topics)
     describe_topic = method(calls.describe_topic)
+    find_schema = method(calls.find_schema)
+    find_schema_version = method(calls.find_schema_version)
     alter_topic = method(calls.alter_topic)
     delete_topic = method(calls.delete_topic)
 

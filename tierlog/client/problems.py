@@ -93,6 +93,7 @@ class Problem(msgspec.Struct, frozen=True):
     file: str = ""
     results: tuple[dict[str, object], ...] = ()
     leader: dict[str, object] = {}
+    error_code: int = 0
 
 
 class ErrorContext(NamedTuple):
@@ -288,6 +289,9 @@ _BY_CODE: Final[Mapping[str, ErrorFactory]] = {
     "invalid-record": _invalid(errors.InvalidRecord),
     "invalid-config": _invalid(errors.InvalidConfig),
     "invalid-topic-name": _invalid(errors.InvalidTopicName),
+    "unknown-schema": lambda context: errors.UnknownSchema(
+        context.detail, error_code=context.problem.error_code
+    ),
     "invalid-replication-factor": _invalid(errors.InvalidReplicationFactor),
     "invalid-replica-assignment": _invalid(errors.InvalidReplicaAssignment),
     "corrupt-batch": _invalid_batch,

@@ -14,6 +14,7 @@ import msgspec
 from tierlog.client.problems import AppendWarning, UnexpectedAnswer
 from tierlog.client.wire import Response
 from tierlog.record_format.decode import Record
+from tierlog.record_format.schema_records import Kind, Reference, Schema
 from tierlog.record_format.topic_rules import ConfigValue
 from tierlog.record_format.workarounds import decode_json
 
@@ -32,6 +33,22 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int
     config: dict[str, ConfigValue]
     replication_factor: int = 1
+
+
+class RegisteredSchema(
+    msgspec.Struct, frozen=True, kw_only=True, rename={"schema_type": "schemaType"}
+):
+    """A schema. By its id alone, the answer has neither that nor a subject and a version."""
+
+    schema: str
+    schema_type: Kind = "AVRO"
+    references: tuple[Reference, ...] = ()
+    id: int = 0
+    subject: str = ""
+    version: int = 0
+
+    def to_schema(self) -> Schema:
+        return Schema(self.schema_type, self.schema, self.references)
 
 
 class Leader(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,5 +18,7 @@ def test_the_guide_runs_as_printed(served: Served, capsys: pytest.CaptureFixture
         placed = code.replace("http://127.0.0.1:8640", served.server.url)
         placed = placed.replace("127.0.0.1:9092", f"127.0.0.1:{served.kafka_port}")
         exec(compile(placed, GUIDE.name, "exec"), namespace)
-    assert capsys.readouterr().out == "{'carrier': 'UA', 'delay': 2}\n"
+    printed = capsys.readouterr().out.splitlines()
+    row = "{'carrier': 'UA', 'delay': 2}"
+    assert printed == [row, f"[{{'value': {row}}}]"]
     namespace["registry"].__exit__()  # type: ignore[attr-defined]

@@ -139,6 +139,8 @@ WRONG = {
     "manifestVersion": ('{"a": {"0": 0}}', 'JSON of manifest versions, such as {"topic": {"0": 12'),
     "pin": ("", "a non-empty text"),
     "singleQuery": ("once", "one of true, false"),
+    "valueSchema": ("newest", "latest, registry, or the id of a schema"),
+    "mode": ("dropmalformed", "one of failfast, permissive"),
 }
 
 

@@ -1,0 +1,158 @@
+"""The value column decoded: `valueSchema` says by which schema it is read.
+
+* A value begins with the id of the schema that it was written by, as serializers of Confluent's
+  registry write it: a zero byte and four bytes. All are read as the reader's schema says, so that a
+  column has one type.
+* Whole batches are decoded by native code: no value becomes a Python object.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tierlog.record_format.avro_columns import AvroColumns, AvroText
+from tierlog.record_format.errors import InvalidOption, UndecodableValue, UnknownSchema
+from tierlog.record_format.json_columns import JsonColumns
+from tierlog.record_format.schema_state import Source
+from tierlog.spark_reader.options import ReadOptions, ValueReading
+from tierlog.spark_reader.value_schemas import Schemas
+
+HEAD_BYTES: Final = 5
+_NULL: Final = -1
+
+
+def with_value_type(options: ReadOptions) -> ReadOptions:
+    """The same with `values`, if they ask for values as columns: which schema they are read by is
+    decided now. Raises InvalidOption, UnknownSchema, and what the registry raises.
+    """
+    wanted = options.value_schema
+    if wanted is None:
+        return options
+    schemas = _schemas(options)
+    if isinstance(wanted, int):
+        schema_id, source = wanted, schemas.of_id(wanted)
+    else:
+        topics = list(options.choice.named)
+        if len(topics) != 1:
+            given = f"there are {len(topics)}" if topics else "subscribePattern names none"
+            raise InvalidOption(
+                f"option valueSchema: {wanted} is of one topic, and {given}; give a schema's id"
+            )
+        schema_id, source = schemas.latest(f"{topics[0]}-value")
+    if source.kind not in ("AVRO", "JSON"):
+        raise InvalidOption(
+            f"option valueSchema: schema {schema_id} is of type {source.kind}; values of AVRO and "
+            "JSON can be columns"
+        )
+    return options.with_values(ValueReading(schema_id, source, _columns(source).type))
+
+
+def _schemas(options: ReadOptions) -> Schemas:
+    return Schemas(options.access, is_cold=options.tier == "cold")
+
+
+def _columns(source: Source) -> AvroColumns | JsonColumns:
+    if source.kind == "JSON":
+        return JsonColumns(source.text, source.dependencies)
+    return AvroColumns(_avro(source))
+
+
+def _avro(source: Source) -> AvroText:
+    return AvroText(source.text, [text for _, text in source.dependencies])
+
+
+class _Heads(NamedTuple):
+    """Of each value: whether it is there, whether it has a head, and the id in that."""
+
+    there: np.ndarray[Any, Any]
+    headed: np.ndarray[Any, Any]
+    ids: np.ndarray[Any, Any]
+
+
+class ValueDecoder:
+    """Decodes the values of one partition's batches. Not thread-safe."""
+
+    def __init__(self, options: ReadOptions, where: str) -> None:
+        assert options.values is not None
+        self._reading, self._where = options.values, where
+        self._permissive = options.mode == "permissive"
+        # JSON says itself what it is: it may be without a head, but not where ids are asked for.
+        self._needs_head = options.value_schema == "registry"
+        self._schemas = _schemas(options)
+        self._columns = _columns(self._reading.source)
+        self._root = lru_cache(None)(self._find_root)
+
+    def decode(self, values: pa.Array, offsets: pa.Array) -> pa.Array:
+        """Raises UndecodableValue, and what the registry raises."""
+        heads = _heads(values)
+        try:
+            if isinstance(self._columns, JsonColumns):
+                return self._decode_json(self._columns, values, heads)
+            return self._decode_avro(self._columns, values, heads)
+        except UndecodableValue as error:
+            schema_id = int(heads.ids[error.row]) if heads.headed[error.row] else None
+            by = f"schema {schema_id}: " if schema_id is not None else ""
+            raise UndecodableValue(
+                f"the value does not decode: {by}{error.detail} (option mode=PERMISSIVE reads such "
+                "values as null)",
+                file=self._where,
+                offset=offsets[error.row].as_py(),
+                row=error.row,
+            ) from error
+
+    def _decode_json(self, columns: JsonColumns, values: pa.Array, heads: _Heads) -> pa.Array:
+        body = pc.binary_slice(values, HEAD_BYTES)
+        if not heads.headed[heads.there].all():
+            if self._needs_head:
+                self._refuse_headless(heads)
+                values = pc.if_else(pa.array(heads.headed), values, pa.scalar(None, pa.binary()))
+            body = pc.if_else(pa.array(heads.headed), body, values)
+        return columns.decode(body, permissive=self._permissive)
+
+    def _decode_avro(self, columns: AvroColumns, values: pa.Array, heads: _Heads) -> pa.Array:
+        if not heads.headed[heads.there].all():
+            self._refuse_headless(heads)
+        roots = np.full(len(values), _NULL, np.int64)
+        for schema_id in np.unique(heads.ids[heads.headed]).tolist():
+            rows = heads.headed & (heads.ids == schema_id)
+            root, problem = self._root(schema_id)
+            if problem and not self._permissive:
+                raise UndecodableValue(problem, row=int(np.flatnonzero(rows)[0]))
+            roots[rows] = root
+        return columns.decode(values, roots, skipped=HEAD_BYTES, permissive=self._permissive)
+
+    def _refuse_headless(self, heads: _Heads) -> None:
+        if not self._permissive:
+            row = int(np.flatnonzero(heads.there & ~heads.headed)[0])
+            raise UndecodableValue("it does not begin with the id of a schema", row=row)
+
+    def _find_root(self, schema_id: int) -> tuple[int, str]:
+        """How to read what was written by this schema, or why that is not possible."""
+        try:
+            source = self._schemas.of_id(schema_id)
+        except UnknownSchema as error:
+            return _NULL, str(error)
+        if source.kind != "AVRO":
+            return _NULL, f"it is of type {source.kind}, where AVRO is read"
+        assert isinstance(self._columns, AvroColumns)
+        return self._columns.add_writer(_avro(source)), ""
+
+
+def _heads(values: pa.Array) -> _Heads:
+    _, ends, data = values.buffers()
+    ends = np.frombuffer(ends, np.int32)[values.offset : values.offset + len(values) + 1]
+    content = np.frombuffer(data or b"", np.uint8)
+    there = np.asarray(values.is_valid())
+    headed = there & (ends[1:] - ends[:-1] >= HEAD_BYTES)
+    starts = ends[:-1][headed]
+    headed[headed] = content[starts] == 0
+    starts = ends[:-1][headed]
+    ids = np.zeros(len(values), np.int64)
+    for index in range(1, HEAD_BYTES):
+        ids[headed] = ids[headed] << 8 | content[starts + index]
+    return _Heads(there, headed, ids)
