@@ -125,8 +125,8 @@ class Bucket:
         """None if nothing of the partition was, or will be, written to the bucket."""
         manifests = self._manifests(record, partition)
         bucket_state = self._bucket_state_of(manifests.keys)
-        offloads = LogConfig.parse(record.config).remote_storage_enable
-        if not offloads and not bucket_state.was_ever_used:
+        config = LogConfig.parse(record.config)
+        if not config.remote_storage_enable and not bucket_state.was_ever_used:
             return None
         return ColdLog(
             manifests,
@@ -136,6 +136,7 @@ class Bucket:
             store_status=self.store_status,
             silence=self.silence,
             clock=self._clock,
+            filters_keys=config.key_filter,
         )
 
     def load_cold_reads(

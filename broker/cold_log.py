@@ -51,7 +51,9 @@ from tierlog.record_format.segment_entry import SegmentEntry
 
 
 class ColdLog:
-    """`reads` serves its records and entries; `ownership` guards every write to the bucket."""
+    """`reads` serves its records and entries; `ownership` guards every write to the bucket.
+    `filters_keys` is of uploads that begin from now on.
+    """
 
     exists: Final = True
 
@@ -65,7 +67,9 @@ class ColdLog:
         store_status: StoreStatus,
         silence: Silence,
         clock: Callable[[], int],
+        filters_keys: bool,
     ) -> None:
+        self.filters_keys = filters_keys
         self._manifests, self.bucket_state = manifests, bucket_state
         self.store_status = store_status
         self.reads = ColdReads(
@@ -191,7 +195,10 @@ class ColdLog:
         try:
             with raising_disk_full(files.log):
                 return self._uploader.upload_segment(
-                    files, folder=self._manifests.keys.segments, leader_epoch=self.ownership.epoch
+                    files,
+                    folder=self._manifests.keys.segments,
+                    leader_epoch=self.ownership.epoch,
+                    filters_keys=self.filters_keys,
                 )
         except OSError as error:  # of the local file: the store raises its own errors
             file = str(error.filename or files.log)
@@ -390,6 +397,7 @@ class EmptyColdTier:
     end_offset: int = 0
     size_bytes: Final = 0
     segment_boundaries: Final = BOUNDARIES
+    filters_keys: bool = False
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -64,18 +65,35 @@ class ColdReads:
     # --- records ----------------------------------------------------------------------------------
 
     def read_cold(
-        self, offset: int, *, max_bytes: int, end_offset: int, wait: Wait = Wait.WAIT
+        self,
+        offset: int,
+        *,
+        max_bytes: int,
+        end_offset: int,
+        key_hash: int | None = None,
+        wait: Wait = Wait.WAIT,
     ) -> TierRead:
-        """Read from `offset` on, across segments; a recorded gap is skipped.
+        """Read from `offset` on, across segments; a recorded gap is skipped. With the hash of a
+        key, read the next chunk of the segment at `offset` that may have the key.
 
-        Returns no slices if a gap extends to the end of the cold tier: `next_offset` is that end.
-        Raises WouldBlock if not everything is in memory.
+        Returns no slices, and `next_offset`, if a gap extends to the end of the cold tier, or no
+        chunk of the segment may have the key. Raises WouldBlock if not everything is in memory.
         """
         manifest = self._manifest_for_reading()
-        try:
+        with self._noting_store():
             entry = self._manifests.find_segment(manifest, offset, wait)
             if entry is None:
                 return TierRead((), max(offset, manifest.end_offset))
+
+            if key_hash is not None:
+                return self._reader.read_chunk_with_key(
+                    entry,
+                    max(offset, entry.base_offset),
+                    key_hash,
+                    max_bytes=max_bytes,
+                    end_offset=end_offset,
+                    wait=wait,
+                )
 
             def find(offset: int) -> SegmentEntry | None:
                 return self._manifests.find_segment(manifest, offset, wait)
@@ -88,6 +106,11 @@ class ColdReads:
                 following=_Following(find, entry.next_offset),
                 wait=wait,
             )
+
+    @contextmanager
+    def _noting_store(self) -> Iterator[None]:
+        try:
+            yield
         except StoreUnavailable as error:
             self._store_status.mark_unavailable(error)
             raise

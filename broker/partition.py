@@ -580,6 +580,7 @@ class Partition:
 
     def update_config(self, config: LogConfig) -> None:
         self._log.update_config(config)
+        self._cold.filters_keys = config.key_filter
         self.config = config
         if self._log.flushed_end < self._log.log_end_offset:
             self._commits.request_flush()  # by the new `flush.ms`, it may be due

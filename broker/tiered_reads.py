@@ -150,18 +150,31 @@ class TieredReads:
         self._log, self.cold, self._served = log, cold, served
 
     def read(
-        self, offset: int, *, max_bytes: int, committed: bool = False, wait: Wait = Wait.WAIT
+        self,
+        offset: int,
+        *,
+        max_bytes: int,
+        committed: bool = False,
+        key_hash: int | None = None,
+        wait: Wait = Wait.WAIT,
     ) -> Fetched:
         """Slices of local files, from the batch that holds `offset` on; at least one batch.
 
-        `committed` reads up to the last stable offset and lists the aborted transactions. Raises
+        `committed` reads up to the last stable offset and lists the aborted transactions. With the
+        hash of a key, chunks in the bucket that do not have it are skipped, of one segment at a
+        time: there may be no slices, and more to read from `next_offset` on. Raises
         OffsetTrimmed, OffsetPastEnd, StoreUnavailable, CorruptDataError, FencedError, and
         WouldBlock if it needs the disk or the bucket.
         """
         for _ in range(READ_ATTEMPTS):
             try:
                 return self._read(
-                    offset, self._log.offsets, max_bytes=max_bytes, committed=committed, wait=wait
+                    offset,
+                    self._log.offsets,
+                    max_bytes=max_bytes,
+                    committed=committed,
+                    key_hash=key_hash,
+                    wait=wait,
                 )
             except WouldBlock:
                 raise
@@ -176,7 +189,14 @@ class TieredReads:
         raise CorruptDataError(f"{self._log}: the file of offset {offset} is gone", offset=offset)
 
     def _read(
-        self, offset: int, now: Offsets, *, max_bytes: int, committed: bool, wait: Wait
+        self,
+        offset: int,
+        now: Offsets,
+        *,
+        max_bytes: int,
+        committed: bool,
+        key_hash: int | None,
+        wait: Wait,
     ) -> Fetched:
         self._served.check_leadership()
         if offset > now.high_watermark:
@@ -186,7 +206,12 @@ class TieredReads:
         end_offset = now.last_stable_offset if committed else now.high_watermark
         _check_range(offset, now)
         slices, next_offset, tier, hot_offset = self._read_tiers(
-            now, offset=offset, end_offset=end_offset, max_bytes=max_bytes, wait=wait
+            now,
+            offset=offset,
+            end_offset=end_offset,
+            max_bytes=max_bytes,
+            key_hash=key_hash,
+            wait=wait,
         )
         try:
             aborted = self._aborted(offset, next_offset, now, wait) if committed and slices else ()
@@ -218,7 +243,14 @@ class TieredReads:
             raise now.trimmed(f"{self._log}: segments were deleted or replaced meanwhile")
 
     def _read_tiers(
-        self, now: Offsets, *, offset: int, end_offset: int, max_bytes: int, wait: Wait
+        self,
+        now: Offsets,
+        *,
+        offset: int,
+        end_offset: int,
+        max_bytes: int,
+        key_hash: int | None,
+        wait: Wait,
     ) -> tuple[tuple[FileSlice, ...], int, Tier, int]:
         """The slices, next offset, tier and hot offset of what is in [offset, end_offset)."""
         slices: tuple[FileSlice, ...] = ()
@@ -226,7 +258,9 @@ class TieredReads:
         tier: Tier = "hot" if offset >= now.local_log_start_offset else "cold"
         cold_end = min(now.local_log_start_offset, end_offset)
         if offset < cold_end:
-            cold = self._read_cold(offset, max_bytes=max_bytes, end_offset=cold_end, wait=wait)
+            cold = self._read_cold(
+                offset, max_bytes=max_bytes, end_offset=cold_end, key_hash=key_hash, wait=wait
+            )
             slices, next_offset = cold.slices, cold.next_offset
         hot_has_more = now.local_log_start_offset <= next_offset < end_offset
         if hot_has_more:
@@ -247,8 +281,12 @@ class TieredReads:
                 hot.close()
         return slices, next_offset, tier, hot_offset
 
-    def _read_cold(self, offset: int, *, max_bytes: int, end_offset: int, wait: Wait) -> TierRead:
-        cold = self.cold.read_cold(offset, max_bytes=max_bytes, end_offset=end_offset, wait=wait)
+    def _read_cold(
+        self, offset: int, *, max_bytes: int, end_offset: int, key_hash: int | None, wait: Wait
+    ) -> TierRead:
+        cold = self.cold.read_cold(
+            offset, max_bytes=max_bytes, end_offset=end_offset, key_hash=key_hash, wait=wait
+        )
         if cold.slices or cold.next_offset > offset:
             return cold
         wait.before("both tiers are looked at again")

@@ -261,6 +261,36 @@ class ColdReader:
             file = self._fills.open_chunk(index.chunks[number], wait=wait)
             yield _overlap(index.table.chunks[number], file, start=start, end=end)
 
+    # --- by key -----------------------------------------------------------------------------------
+
+    def read_chunk_with_key(
+        self,
+        segment: SegmentEntry,
+        offset: int,
+        key_hash: int,
+        *,
+        max_bytes: int,
+        end_offset: int = MAX_OFFSET,
+        wait: Wait = Wait.WAIT,
+    ) -> TierRead:
+        """As `read_segments`, of the first chunk from `offset` on that may have the key, and of no
+        other: nothing is read ahead. Without slices, to the end of the segment, if none may.
+        """
+        filters = self._indexes.load_key_filters(segment, wait)
+        index = self._indexes.load_index(segment, wait)
+        end_offset = min(end_offset, segment.next_offset)
+        for number in range(index.table.index_of(offset), len(index.chunks)):
+            chunk = index.table.chunks[number]
+            if filters is not None and not filters.may_hold(number, key_hash):
+                continue
+            first, end = max(offset, chunk.first_offset), min(end_offset, chunk.last_offset + 1)
+            if first >= end_offset:
+                break
+            result = _Result(first, max_bytes, end, wait)
+            self._collect_chunk(index, number, result, end_offset=end)
+            return result.to_read()
+        return TierRead((), max(offset, end_offset))
+
     # --- by time ----------------------------------------------------------------------------------
 
     def offset_for_timestamp(

@@ -25,8 +25,9 @@ The chunk table has the parts that can be fetched, verified and skipped individu
 * The chunk table is the first section and the manifest has its position: one ranged GET reads it
   alone, or with the directory in front of it.
 * The other sections are Kafka's files unchanged: `.index`, `.timeindex`, `.txnindex`, `.snapshot`
-  (the producer state at the END of the segment). An empty or missing section has size 0. Sections
-  of unknown kinds are skipped.
+  (the producer state at the END of the segment). An empty or missing section has size 0. The key
+  filters (`key_filters.py`) come next to the chunk table, since those who look for a key need both.
+  Sections of unknown kinds are skipped.
 * Chunks lie end to end from 0 to the log's size, each of whole batches, offsets rising.
 * A timestamp range covers the records themselves. If a bound is unknown its flag is not set, and it
   is not used for skipping. A record without a timestamp counts as -1.
@@ -214,6 +215,7 @@ class SectionKind(IntEnum):
     TIME_INDEX = 3
     TXN_INDEX = 4
     PRODUCER_SNAPSHOT = 5
+    KEY_FILTERS = 6
 
 
 class Section(NamedTuple):
@@ -256,9 +258,11 @@ def pack_bundle(
     time_index: bytes,
     txn_index: bytes = b"",
     producer_snapshot: bytes = b"",
+    key_filters: bytes = b"",
 ) -> IndexBundle:
     parts = {
         SectionKind.CHUNK_TABLE: pack_chunk_table(table),
+        **({SectionKind.KEY_FILTERS: key_filters} if key_filters else {}),
         SectionKind.OFFSET_INDEX: offset_index,
         SectionKind.TIME_INDEX: time_index,
         SectionKind.TXN_INDEX: txn_index,
@@ -294,7 +298,7 @@ def check_section(section: Section, data: Buffer, *, file: str) -> bytes:
 
 
 class ParsedBundle(NamedTuple):
-    """A whole bundle; missing sections are empty."""
+    """What of a whole bundle a log folder is rebuilt from; missing sections are empty."""
 
     table: ChunkTable
     offset_index: bytes
@@ -316,4 +320,12 @@ def parse_bundle(data: Buffer, *, file: str) -> ParsedBundle:
     table = parse_chunk_table(part(SectionKind.CHUNK_TABLE), file=file)
     if (table.base_offset, table.log_size_bytes) != directory[:2]:
         raise CorruptObject("the chunk table belongs to another segment", file=file)
-    return ParsedBundle(table, *(part(kind) for kind in list(SectionKind)[1:]))
+    return ParsedBundle(table, *map(part, _FILES))
+
+
+_FILES: Final = (
+    SectionKind.OFFSET_INDEX,
+    SectionKind.TIME_INDEX,
+    SectionKind.TXN_INDEX,
+    SectionKind.PRODUCER_SNAPSHOT,
+)

@@ -10,7 +10,8 @@ chunk table: a segment that was corrupted on local disk is reported, never uploa
 | shallow | HEAD of both, the `.indexes` whole | sizes, the store's own CRC-32C; CRC-32C and  |
 |         |                                    | sections of the `.indexes`                   |
 | deep    | every byte of the `.log` too       | CRC-32C of each batch, each chunk and the    |
-|         |                                    | whole; each chunk's offsets, counts, times   |
+|         |                                    | whole; each chunk's offsets, counts, times,  |
+|         |                                    | and that its key filter has its keys         |
 
 * Every discrepancy in the bucket becomes a problem, and the check continues with what can still be
   checked. Only errors that are not findings are raised: a store that does not respond.
@@ -21,10 +22,18 @@ chunk table: a segment that was corrupted on local disk is reported, never uploa
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
-from tierlog.cold_tier.index_bundle import Chunk, ChunkTable, ParsedBundle, parse_bundle
+from tierlog.cold_tier.index_bundle import (
+    Chunk,
+    ChunkTable,
+    ParsedBundle,
+    parse_bundle,
+    parse_directory,
+)
+from tierlog.cold_tier.key_filters import KeyFilters, find_key_filters
 from tierlog.cold_tier.ranged_reader import read_range
 from tierlog.cold_tier.segment_lookup import check_table
 from tierlog.object_store.store import ObjectStore
@@ -52,15 +61,22 @@ from tierlog.record_format.index_layouts import (
     parse_time_index,
     parse_txn_index,
 )
+from tierlog.record_format.key_filter import has_all_keys
 from tierlog.record_format.segment_entry import SegmentEntry
 
 CHUNK_BYTES = 8 * 1024 * 1024
 
 
 def scan_segment(
-    path: Path, *, base_offset: int, size_bytes: int, chunk_bytes: int = CHUNK_BYTES
+    path: Path,
+    *,
+    base_offset: int,
+    size_bytes: int,
+    chunk_bytes: int = CHUNK_BYTES,
+    on_chunk: Callable[[Buffer], None] | None = None,
 ) -> ChunkTable:
-    """The chunk table of the first `size_bytes` of a `.log` file.
+    """The chunk table of the first `size_bytes` of a `.log` file. `on_chunk` is called with the
+    bytes of each.
 
     A chunk holds as many whole batches as fit in `chunk_bytes`, at least one. Raises CorruptBatch.
     """
@@ -76,6 +92,8 @@ def scan_segment(
             chunk = _first_chunk(body, position, next_offset=next_offset, file=str(path))
             chunks.append(chunk)
             whole_crc = crc32c_of(body[: chunk.size_bytes], whole_crc)
+            if on_chunk is not None:
+                on_chunk(body[: chunk.size_bytes])
             position, next_offset = chunk.end_position, chunk.last_offset + 1
     return ChunkTable(
         chunks, base_offset=base_offset, log_size_bytes=size_bytes, log_crc32c=whole_crc
@@ -167,6 +185,7 @@ class _SegmentCheck:
     def __init__(self, store: ObjectStore, entry: SegmentEntry, partition: int) -> None:
         self.store, self.entry = store, entry
         self.findings = Findings(partition)
+        self._filters: KeyFilters | None = None
 
     def _add(self, kind: ProblemKind, detail: object, *, key: str) -> None:
         self.findings.add_problem(
@@ -216,7 +235,17 @@ class _SegmentCheck:
             self._add(ProblemKind.INDEXES_CORRUPT, bad.detail, key=key)
             return None
         self._compare_table(bundle.table)
+        self._filters = self._check_filters(body, bundle.table)
         return bundle.table
+
+    def _check_filters(self, body: bytes, table: ChunkTable) -> KeyFilters | None:
+        key = self.entry.indexes_key
+        try:
+            return find_key_filters(body, parse_directory(body, file=key), table, file=key)
+        except CorruptDataError as bad:
+            detail = f"{bad.detail}: no key is looked up by its key filters"
+            self._add(ProblemKind.INDEXES_CORRUPT, detail, key=key)
+            return None
 
     def _check_sections(self, bundle: ParsedBundle) -> None:
         base_offset, key = self.entry.base_offset, self.entry.indexes_key
@@ -290,6 +319,10 @@ class _SegmentCheck:
             wrong = [name for name in Chunk._fields if getattr(found, name) != getattr(chunk, name)]
             detail = f"{where}: the chunk table has a wrong {', '.join(wrong)}"
             self._add(ProblemKind.CHUNK_TABLE_WRONG, detail, key=self.entry.indexes_key)
+        bits = None if self._filters is None else self._filters.filters[number]
+        if bits is not None and not has_all_keys(bits, body):
+            detail = f"{where}: its key filter lacks a key"
+            self._add(ProblemKind.INDEXES_CORRUPT, detail, key=self.entry.indexes_key)
 
     def _log_crc(self) -> int | None:
         """The log's CRC, for use without a chunk table: batches were verified before the upload."""

@@ -3,6 +3,7 @@ object, and at which batch of the chunk, by headers.
 
 * One ranged GET loads the directory and the chunk table, which are first in the object. A section
   costs one more, and only when it is needed and not empty. All are kept in an LRU cache in memory.
+* Key filters come with the first GET, unless they are large or the chunk table was there before.
 * Nothing is used before its CRC-32C and its segment were verified. Corrupt bytes are fetched once
   more, since the network may be at fault.
 * Concurrent loads of the same thing are one, and the number of loads in flight is limited. A load
@@ -46,6 +47,7 @@ from tierlog.cold_tier.index_bundle import (
     parse_chunk_table,
     parse_directory,
 )
+from tierlog.cold_tier.key_filters import KeyFilters, parse_key_filters
 from tierlog.cold_tier.ranged_reader import ChunkKey, ChunkRef, read_range
 from tierlog.host.file_slice import OpenFile
 from tierlog.host.page_cache import pread_nowait
@@ -65,9 +67,11 @@ T = TypeVar("T")
 LIMIT_BYTES: Final = 16 * 1024 * 1024
 LOADS_MAX: Final = 8
 SNAPSHOT_MAX_BYTES: Final = 8 * 1024 * 1024
-# Cache keys of an index and of a parsed snapshot; sections use their kind.
+# Cache keys of an index, of a parsed snapshot and of key filters; sections use their kind.
 INDEX: Final = 0
 PRODUCERS: Final = -1
+KEYS: Final = -2
+KEYS_HEAD_BYTES: Final = 256 * 1024  # in one GET, of who looks for a key: those of 200,000 keys
 OBJECT_OVERHEAD: Final = 12  # the size of a chunk's Python objects relative to its packed size
 
 SPARSE_BYTES: Final = 16 * 1024
@@ -164,6 +168,37 @@ class SegmentIndexes:
         try:
             return self._get((file, PRODUCERS), load, wait)
         except (CorruptObject, CorruptSnapshot, UnknownFormatVersion):
+            return None
+
+    def load_key_filters(self, segment: SegmentEntry, wait: Wait = Wait.WAIT) -> KeyFilters | None:
+        """None if it has none, or they are corrupt: then each chunk may have any key. Raises as
+        `load_index` does.
+        """
+        file = segment.indexes_key
+        table_end = segment.chunk_table_position + segment.chunk_table_size
+        known, _ = self._cached.get((file, INDEX), (None, 0))
+
+        def load() -> tuple[KeyFilters | None, int]:
+            index, head = known, b""
+            if index is None:
+                end = max(table_end, min(segment.indexes_size_bytes, KEYS_HEAD_BYTES))
+                head = read_range(self._store, file, 0, end)
+                index = parse_index(head, segment)
+                with self._lock:
+                    if (file, INDEX) not in self._cached:
+                        self._keep((file, INDEX), index, OBJECT_OVERHEAD * table_end)
+            section = index.directory.section(SectionKind.KEY_FILTERS)
+            if section is None:
+                return None, 0
+            body = head[section.position : section.end_position]
+            if len(body) < section.size_bytes:
+                body = read_range(self._store, file, section.position, section.end_position)
+            body = check_section(section, body, file=file)
+            return parse_key_filters(body, index.table, file=file), len(body)
+
+        try:
+            return self._get((file, KEYS), load, wait)
+        except (CorruptObject, UnknownFormatVersion):
             return None
 
     def _get(

@@ -29,6 +29,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from tierlog.cold_tier.index_bundle import IndexBundle, pack_bundle
+from tierlog.cold_tier.key_filters import pack_key_filters
 from tierlog.cold_tier.segment_check import CHUNK_BYTES, scan_segment
 from tierlog.object_store.store import (
     ObjectStat,
@@ -36,8 +37,10 @@ from tierlog.object_store.store import (
     Resumable,
     UploadNotFound,
 )
+from tierlog.record_format.batch import Buffer
 from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import CorruptBatch, ShuttingDown, StoreUnavailable
+from tierlog.record_format.key_filter import make_filter
 from tierlog.record_format.segment_entry import (
     SegmentEntry,
     SegmentKeys,
@@ -107,20 +110,26 @@ class SegmentUploader:
         self._reads_back, self._pace = reads_back, pace
 
     def upload_segment(
-        self, files: SegmentFiles, *, folder: str, leader_epoch: int
+        self, files: SegmentFiles, *, folder: str, leader_epoch: int, filters_keys: bool = True
     ) -> SegmentEntry:
         """Scan, upload and verify; the entry to commit. `folder`: the partition's `…/segments/` in
-        the store.
+        the store. `filters_keys`: with filters of the keys of its chunks.
 
         Raises CorruptBatch, StoreUnavailable, ConfigurationError.
         """
         file = files.log.stat()
         size_bytes = file.st_size
+        filters: list[bytes | None] = []
+
+        def add_filter(chunk: Buffer) -> None:
+            filters.append(make_filter(chunk))
+
         table = scan_segment(
             files.log,
             base_offset=files.base_offset,
             size_bytes=size_bytes,
             chunk_bytes=self._limits.chunk_bytes,
+            on_chunk=add_filter if filters_keys else None,
         )
         if table.chunks and table.chunks[-1].last_offset > files.last_offset:
             raise CorruptBatch(
@@ -134,6 +143,7 @@ class SegmentUploader:
             time_index=files.timeindex.read_bytes(),
             txn_index=_read_optional(files.txnindex),
             producer_snapshot=_read_optional(files.snapshot),
+            key_filters=pack_key_filters(table, filters) if filters else b"",
         )
         keys = segment_keys(
             folder,

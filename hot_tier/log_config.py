@@ -287,6 +287,12 @@ KEYS: Final[tuple[ConfigKey, ...]] = (
         "segment.bytes, segment.ms and a tenth of retention.*; those that are on local disk too, "
         "and compacted topics, are left as they are; -1: never. Not one of Kafka's keys.",
     ),
+    _boolean(
+        "key.filter",
+        True,
+        "Segments in the bucket have filters of their keys, so that who looks for one reads the "
+        "chunks that may have it. Not one of Kafka's keys.",
+    ),
     ConfigKey(
         "schema.validation",
         "text",
@@ -341,6 +347,7 @@ class LogConfig:
     flush_ms: int
     offload_max_lag_ms: int
     cold_merge_min_bytes: int
+    key_filter: bool
     schema_validation: str
     iceberg_mode: str
     overrides: Mapping[str, ConfigValue]

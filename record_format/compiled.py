@@ -41,7 +41,14 @@ from tierlog.record_format.batch import (
 if config.DISABLE_JIT:
     raise ImportError("kernels run only if compiled: unset NUMBA_DISABLE_JIT")
 
-_INLINED_FROM: Final = ("batch", "compiled", "record_kernel", "record_walk")
+_INLINED_FROM: Final = (
+    "batch",
+    "compiled",
+    "key_filter",
+    "key_kernel",
+    "record_kernel",
+    "record_walk",
+)
 
 
 def compiled(*signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:

@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Callable
 from typing import Final
 
-from tierlog.record_format import batch_runs, record_walk
+from tierlog.record_format import batch_runs, key_filter, record_walk
 from tierlog.record_format.batch import MIN_RECORD_SIZE, Buffer
 from tierlog.record_format.record_walk import Walk, WalkRequest, walk_plain
 
@@ -73,4 +73,12 @@ def load() -> bool:
     assert not warm.problem, warm
     record_walk.use(walk_native)
     batch_runs.use_summary(summarize_native)
+    key_filter.use(_make_filter)
     return True
+
+
+def _make_filter(batches: Buffer, size_bytes: int | None) -> bytes | None:
+    """`make_filter_native`, which only those who upload have to load."""
+    from tierlog.record_format.filter_kernel import make_filter_native
+
+    return make_filter_native(batches, size_bytes)

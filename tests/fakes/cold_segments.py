@@ -66,6 +66,10 @@ def write_segment(
     return Written(files, bytes(body), facts, ends)
 
 
-def upload(store, written: Written, *, chunk_bytes=4096, **options) -> SegmentEntry:
+def upload(
+    store, written: Written, *, chunk_bytes=4096, filters_keys=True, **options
+) -> SegmentEntry:
     uploader = SegmentUploader(store, limits=UploadLimits(chunk_bytes=chunk_bytes), **options)
-    return uploader.upload_segment(written.files, folder=FOLDER, leader_epoch=3)
+    return uploader.upload_segment(
+        written.files, folder=FOLDER, leader_epoch=3, filters_keys=filters_keys
+    )

@@ -317,6 +317,7 @@ def test_configurations_are_listed_alike(filled: Clusters) -> None:
     ours = {
         "offload.max.lag.ms",
         "cold.merge.min.bytes",
+        "key.filter",
         "schema.validation",
         "iceberg.mode",
         "replication.store",
