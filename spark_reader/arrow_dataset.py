@@ -31,7 +31,13 @@ import pyarrow.dataset as ds
 from tierlog.record_format.arrow_columns import COLUMNS, schema_of
 from tierlog.record_format.errors import InvalidOption
 from tierlog.record_format.record_walk import RowFilter
-from tierlog.spark_reader.filter_bounds import bounds_of, columns_of, may_match, must_match
+from tierlog.spark_reader.filter_bounds import (
+    bounds_of,
+    columns_of,
+    keys_of,
+    may_match,
+    must_match,
+)
 from tierlog.spark_reader.options import (
     NAMES,
     ReadOptions,
@@ -73,8 +79,8 @@ def dataset(
     """Topics as a `pyarrow.dataset.Dataset` over both tiers, to be scanned any number of times.
 
     It has the offsets that exist now. A scan reads and decodes only what its columns and its filter
-    ask for: filters on `topic`, `partition`, `offset` and `timestamp` choose partitions, segments
-    and chunks; Arrow applies them, and all others, to the rows.
+    ask for: filters on `topic`, `partition`, `offset`, `timestamp` and equal `key`s choose
+    partitions, segments and chunks; Arrow applies them, and all others, to the rows.
 
     `store` is the bucket's URL, or a `Path` if it is a folder. `server` is the broker's URL; that
     of a cluster's is found in the bucket. `tier="cold"` reads from the bucket alone. `options` are
@@ -224,7 +230,8 @@ class TopicDataset(ds.InMemoryDataset):  # type: ignore[misc]
         wanted = self._columns_to_read(columns, where)
         chosen = self.schema.names if columns is None else columns
         scan = _Scan(options, wanted, bounds, where, chosen, self._warn)
-        return scan, planner.splits(ranges, Filters(bounds))
+        keys = None if where is None else keys_of(where, _schema(COLUMNS, self._options))
+        return scan, planner.splits(ranges, Filters(bounds, keys=keys))
 
     def _narrow(
         self, where: pc.Expression | None

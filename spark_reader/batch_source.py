@@ -5,7 +5,7 @@ filters that Spark pushes down become a range of offsets and times and a set of 
 * Spark plans in a separate Python process, which has no SparkSession. Modules that only executors
   need are not imported there.
 * An accepted filter is applied exactly to every row, since Spark does not apply it again. All
-  others are returned to Spark.
+  others are returned to Spark, also those on keys, which choose chunks.
 * The log has millisecond timestamps: a bound between two milliseconds is rounded to the one that
   selects the same rows.
 """
@@ -82,6 +82,8 @@ def push_down(filters: Iterable[Any], taken: Filters = NO_FILTERS) -> tuple[Filt
     """The combined filters, and those that Spark has to apply itself."""
     left: list[Any] = []
     for one in filters:
+        if (keys := _keys(one)) is not None:  # of what is read, Spark has to find the rows
+            taken = taken._replace(keys=keys if taken.keys is None else taken.keys & keys)
         narrowed = _narrowed(taken, one)
         if narrowed is None:
             left.append(one)
@@ -107,6 +109,15 @@ def _narrowed(taken: Filters, one: Any) -> Filters | None:
     if bounds is None:
         return None
     return taken._replace(row_filter=_intersect(taken.row_filter, column, bounds))
+
+
+def _keys(one: Any) -> frozenset[bytes] | None:
+    if not isinstance(one, (spark.EqualTo, spark.In)) or one.attribute != ("key",):
+        return None
+    values = [one.value] if isinstance(one, spark.EqualTo) else one.value
+    if not all(isinstance(key, (bytes, bytearray)) for key in values):
+        return None
+    return frozenset(map(bytes, values))
 
 
 def _values(one: Any) -> frozenset[Any] | None:

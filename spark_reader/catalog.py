@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import chain
@@ -32,6 +32,7 @@ from tierlog.record_format.errors import (
     UnknownTopicOrPartition,
 )
 from tierlog.record_format.index_layouts import AbortedTxn
+from tierlog.record_format.key_filter import hash_key
 from tierlog.record_format.record_walk import RowFilter
 from tierlog.record_format.segment_entry import SegmentEntry
 from tierlog.spark_reader import cold_index
@@ -264,18 +265,27 @@ class Catalog:
             return False
         return all(map(self._connections.indexes.has_index, manifest.segments))
 
-    def chunks(self, entries: Iterable[SegmentEntry], *, missing: Missing) -> list[ChunkPiece]:
-        """The chunks of these segments. `missing` is called for a segment without an index."""
+    def chunks(
+        self,
+        entries: Iterable[SegmentEntry],
+        *,
+        keys: Collection[bytes] | None = None,
+        missing: Missing,
+    ) -> list[ChunkPiece]:
+        """The chunks of these segments, or those that may have one of the keys. `missing` is called
+        for a segment without an index.
+        """
+        hashes = None if keys is None else list(map(hash_key, keys))
 
         def load(entry: SegmentEntry) -> list[ChunkPiece] | MissingObject:
             try:
-                return list(cold_index.chunk_pieces(self._connections.indexes, entry))
+                return list(cold_index.chunk_pieces(self._connections.indexes, entry, hashes))
             except MissingObject as error:
                 return error
 
         wanted = list(entries)
         indexes = self._connections.indexes  # what it has in memory needs no thread
-        absent = [one for one in wanted if not indexes.has_index(one)]
+        absent = [one for one in wanted if hashes is not None or not indexes.has_index(one)]
         loaded = dict(zip(absent, parallel_map(load, absent), strict=True))
         found: list[ChunkPiece] = []
         for entry in wanted:

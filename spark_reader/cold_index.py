@@ -6,7 +6,7 @@ each row's own is compared again when it is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from tierlog.cold_tier.index_bundle import SectionKind
 from tierlog.cold_tier.ranged_reader import read_chunk
@@ -21,9 +21,20 @@ from tierlog.record_format.segment_entry import SegmentEntry
 from tierlog.spark_reader.splits import ChunkPiece
 
 
-def chunk_pieces(indexes: SegmentIndexes, entry: SegmentEntry) -> Iterator[ChunkPiece]:
+def chunk_pieces(
+    indexes: SegmentIndexes, entry: SegmentEntry, key_hashes: Collection[int] | None = None
+) -> Iterator[ChunkPiece]:
+    """The chunks of a segment, or those that may have one of these keys. One GET for both."""
+    filters = None if key_hashes is None else indexes.load_key_filters(entry)
     index = indexes.load_index(entry)
-    return map(ChunkPiece, index.chunks, index.table.chunks)
+    pieces = map(ChunkPiece, index.chunks, index.table.chunks)
+    if filters is None or key_hashes is None:
+        return pieces
+    return (
+        piece
+        for number, piece in enumerate(pieces)
+        if any(filters.may_hold(number, hashed) for hashed in key_hashes)
+    )
 
 
 def may_match(entry: SegmentEntry, row_filter: RowFilter) -> bool:

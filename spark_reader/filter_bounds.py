@@ -3,12 +3,15 @@ under a guarantee, such as `offset < 7`, and tells if nothing is left of it.
 
 * Of alternatives, such as `offset = 1 or offset = 9`, the bounds are the outermost. Arrow applies a
   filter itself to every row, unless it is true of all rows within them.
+* The keys of a filter are guessed from its text, and count only if Arrow finds it true of no other.
 * No expression is taken apart here, so whatever Arrow can write, and simplify, narrows the read.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Final
 
 import pyarrow as pa
@@ -23,6 +26,8 @@ from tierlog.spark_reader.splits import OffsetRange
 
 _FORMAT: Final = ds.IpcFileFormat()
 _FILES: Final = LocalFileSystem()
+_BINARY: Final = re.compile(r'"((?:[0-9A-F]{2})*)"|^ *((?:[0-9A-F]{2})+),?$', re.MULTILINE)
+KEYS_MAX: Final = 64  # a question to Arrow for each
 _NEVER_NULL: Final = frozenset(("topic", "partition", "offset", "timestamp"))
 
 
@@ -75,6 +80,18 @@ def bounds_of(expression: pc.Expression, schema: pa.Schema = SCHEMA) -> RowFilte
             last_timestamp=last if last == I64_MAX else last // 1000,
         )
     return bounds
+
+
+def keys_of(expression: pc.Expression, schema: pa.Schema = SCHEMA) -> frozenset[bytes] | None:
+    """The keys of which alone the filter can be true; None if it may be of any."""
+    found = _BINARY.findall(str(expression))
+    keys = sorted({bytes.fromhex(quoted or listed) for quoted, listed in found})
+    if not 0 < len(keys) <= KEYS_MAX or "key" not in columns_of(expression, schema):
+        return None
+    key = pc.field("key")
+    between = [(key > low) & (key < high) for low, high in pairwise(keys)]
+    others = [key.is_null(), key < keys[0], *between, key > keys[-1]]
+    return frozenset(keys) if all(_excludes(expression, one, schema) for one in others) else None
 
 
 def columns_of(expression: pc.Expression, schema: pa.Schema = SCHEMA) -> list[str]:

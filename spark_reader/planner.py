@@ -105,19 +105,19 @@ class Planner:
             and filters.admits(one.facts.topic, one.facts.partition)
         ]
         in_memory = all(self.catalog.needs_no_request(one.facts) for one in wanted)
-        plan = partial(self._work, row_filter=filters.row_filter)
+        plan = partial(self._work, filters=filters)
         work = [plan(one) for one in wanted] if in_memory else parallel_map(plan, wanted)
         splits = plan_splits(work, self._options.limits)
         self._report(describe_plan(ranges, work, splits))
         return splits
 
-    def _work(self, wanted: OffsetRange, row_filter: RowFilter) -> PartitionWork:
-        facts = wanted.facts
+    def _work(self, wanted: OffsetRange, filters: Filters) -> PartitionWork:
+        facts, row_filter = wanted.facts, filters.row_filter
         start = max(wanted.start_offset, row_filter.start_offset)
         end = min(wanted.end_offset, row_filter.end_offset)
         cold_end = min(end, facts.cold_end_offset)
         chunks, aborted = self._cold(
-            facts, row_filter._replace(start_offset=start, end_offset=cold_end)
+            facts, row_filter._replace(start_offset=start, end_offset=cold_end), filters.keys
         )
         return PartitionWork(
             topic=facts.topic,
@@ -132,7 +132,7 @@ class Planner:
         )
 
     def _cold(
-        self, facts: PartitionFacts, row_filter: RowFilter
+        self, facts: PartitionFacts, row_filter: RowFilter, keys: frozenset[bytes] | None
     ) -> tuple[list[ChunkPiece], list[AbortedTxn]]:
         """The chunks that may have matching rows, and the aborted transactions in them."""
         start, end = row_filter.start_offset, row_filter.end_offset
@@ -142,7 +142,7 @@ class Planner:
         held = (one for one in entries if may_match(one, row_filter))
         chunks = [
             piece
-            for piece in self.catalog.chunks(held, missing=partial(self._missing, facts))
+            for piece in self.catalog.chunks(held, keys=keys, missing=partial(self._missing, facts))
             if row_filter.may_match(piece.chunk.min_timestamp, piece.chunk.max_timestamp)
         ]
         in_transactions = [piece.chunk for piece in chunks if piece.chunk.has_transactions]

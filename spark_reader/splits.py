@@ -189,11 +189,14 @@ class Split:
 
 
 class Filters(NamedTuple):
-    """Filters that Spark pushed down. None means all topics, or all partitions."""
+    """Filters that Spark pushed down. None means all topics, partitions, or keys; rows of other
+    keys may be read, too.
+    """
 
     row_filter: RowFilter = RowFilter()
     topics: frozenset[str] | None = None
     partitions: frozenset[int] | None = None
+    keys: frozenset[bytes] | None = None
 
     def admits(self, topic: str, partition: int) -> bool:
         return (self.topics is None or topic in self.topics) and (

@@ -594,12 +594,14 @@ TABLE: Final[tuple[Setting, ...]] = (
     _http(
         "http.search.max.bytes",
         (Kind.BYTES, 1),
-        "How much a search of the console may read before it ends; it can be continued.",
+        "How much a search of the console, or a fetch by key, may read before it ends; both can be "
+        "continued.",
     ),
     _http(
         "http.search.max.ms",
         (Kind.MS, 1),
-        "How long a search of the console may take before it ends; it can be continued.",
+        "How long a search of the console, or a fetch by key, may take before it ends; both can be "
+        "continued.",
     ),
     _http(
         "http.searches.max",

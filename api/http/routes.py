@@ -319,7 +319,11 @@ _RECORD_CALLS: Final = (
         description=(
             "`offset`: a number, `earliest` (default), `latest` or `earliest-local`; `timestamp` "
             "instead: milliseconds or RFC 3339. One of them, not both. An event stream has "
-            "the parameters of `tail`. HEAD returns only the headers. In a cluster, what is in the "
+            "the parameters of `tail`. `key`, or `key_base64`: only records of this key (with "
+            "record batches: only batches that may have it). Chunks in the bucket whose key filter "
+            "lacks it are not read. A page may then be empty before the end of the log, after five "
+            "seconds or what `http.search.max.*` allows: go on at `next_offset`. "
+            "HEAD returns only the headers. In a cluster, what is in the "
             "bucket is also read while the partition's leader does not answer: then there is "
             "`Log-Leader: unknown`, the high watermark is the last one known, and "
             "`Log-Up-To-Date` is false."

@@ -147,9 +147,10 @@ def consume(
     from tierlog.client.wire import Limits
 
     wanted = parse_range(offset=offset, since=since, until=until, last=last, now_ms=wall_clock_ms())
-    limits = Limits(max_bytes=MAX_FETCH_BYTES, isolation=isolation)
+    wanted_key = None if key is None else key.encode(errors="surrogateescape")
+    limits = Limits(max_bytes=MAX_FETCH_BYTES, isolation=isolation, key=wanted_key)
     parts = _parts(format_, show, template)
-    matches = parse_filter(key, grep)
+    matches = parse_filter(grep)
     if parts is None:
         _check_batches(
             {

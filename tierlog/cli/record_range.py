@@ -78,19 +78,15 @@ def parse_offset(text: str) -> Any:
     return int(text)
 
 
-def parse_filter(key: str | None, pattern: str | None) -> Matches | None:
-    """Records with this key, whose value has the pattern. Raises BadParameter."""
-    if key is None and pattern is None:
+def parse_filter(pattern: str | None) -> Matches | None:
+    """Records whose value has the pattern. Raises BadParameter."""
+    if pattern is None:
         return None
-    wanted = None if key is None else key.encode(errors="surrogateescape")
     try:
-        search = re.compile((pattern or "").encode(errors="surrogateescape")).search
+        search = re.compile(pattern.encode(errors="surrogateescape")).search
     except re.error as error:
         raise typer.BadParameter(f"--grep: not a regular expression: {error}") from error
-    return lambda record: (
-        (wanted is None or record.key == wanted)
-        and (pattern is None or search(record.value or b"") is not None)
-    )
+    return lambda record: search(record.value or b"") is not None
 
 
 class Reader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 from urllib.parse import quote
@@ -278,6 +279,7 @@ def fetch_batches(
         min_bytes=limits.min_bytes if limits.min_bytes != 1 else None,
         wait_ms=limits.wait_ms or None,
         isolation=limits.isolation if limits.isolation != "read_uncommitted" else None,
+        key_base64=None if limits.key is None else b64encode(limits.key).decode(),
     )
     request = Request(
         "GET",
@@ -344,6 +346,8 @@ def fetch(
             fetched = fetched._replace(next_offset=corrupt_from, up_to_date=False)
         if from_ms is not None:
             records = from_timestamp(records, from_ms)
+        if limits.key is not None:
+            records = [record for record in records if record.key == limits.key]
         if limits.max_records is not None and len(records) > limits.max_records:
             # Batches are fetched whole: the next fetch begins at the first record left out.
             next_offset = records[limits.max_records].offset

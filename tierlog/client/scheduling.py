@@ -144,6 +144,8 @@ class PartitionCursor:
             end_offset=end if self.timestamp is None else None,
             next_offset=fetched.next_offset,
         )
+        if self.limits.key is not None:
+            records = [record for record in records if record.key == self.limits.key]
         if self.timestamp is not None:
             # Before the cut at the end: the first record at that time may lie beyond it.
             found = from_timestamp(records, self.timestamp)

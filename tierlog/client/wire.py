@@ -85,13 +85,18 @@ DEFAULT_FETCH_BYTES: Final = 1 << 20
 
 
 class Limits(NamedTuple):
-    """How much a fetch returns, and how long it may wait for `min_bytes`."""
+    """How much a fetch returns, and how long it may wait for `min_bytes`.
+
+    With a `key`, it returns records of this key alone, and may return none before the end of the
+    log. Whole batches may have others.
+    """
 
     max_bytes: int = DEFAULT_FETCH_BYTES
     max_records: int | None = None
     min_bytes: int = 1
     wait_ms: int = 0
     isolation: Isolation = "read_uncommitted"
+    key: bytes | None = None
 
 
 DEFAULT_LIMITS: Final = Limits()

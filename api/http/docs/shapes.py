@@ -82,9 +82,9 @@ QUERY_PARAMETERS: Final[Mapping[str, str]] = {
     "from_offset": "begin with the segment that contains this offset",
     "internal": "include topics whose names begin with __",
     "isolation": "read_committed: up to the last stable offset, without aborted records",
-    "key": "the record's key, as text; only with application/octet-stream",
-    "key_base64": "the record's key, as bytes; only with application/octet-stream, and not "
-    "together with key",
+    "key": "the record's key, as text; of a POST only with application/octet-stream, of a GET that "
+    "of all records in the response",
+    "key_base64": "as key, which it is not given together with, in bytes",
     "latestOnly": "of each subject the newest version alone",
     "limit": "the maximum number of them in the response; where it may be -1, that is all",
     "max_bytes": "at most this much of the log, but always at least one batch or record",

@@ -31,7 +31,7 @@ from tierlog.record_format.batch import (
 )
 from tierlog.record_format.batch_runs import headers_in_order
 from tierlog.record_format.codecs import DecompressedTooLarge
-from tierlog.record_format.decode import Columns, Record, decode_columns
+from tierlog.record_format.decode import Columns, Record, decode_columns, expand
 from tierlog.record_format.errors import CorruptBatch
 from tierlog.record_format.index_layouts import AbortedTxn
 from tierlog.record_format.record_stream import Pread, RecordHead, RecordStream, stream_bytes
@@ -375,6 +375,62 @@ def filter_batches(fetched: Fetched, *, offset: int, max_records: int | None) ->
             raise
     slices = tuple(piece._replace(file=piece.file.share()) for piece in _merged(kept))
     return fetched._replace(slices=slices, next_offset=next_offset)
+
+
+def batches_with_key(fetched: Fetched, *, offset: int, key: bytes) -> Fetched:
+    """Keep the visible batches, from `offset` on, that contain the bytes of the key: perhaps
+    elsewhere, but no other batch has a record of it.
+
+    As `filter_batches`: what is left holds its files too, a corrupt batch ends the fetch before it,
+    and if nothing precedes it, raises CorruptBatch. Reads files, so it may block.
+    """
+    kept: list[FileSlice] = []
+    next_offset = offset
+    try:
+        for piece in fetched.slices:
+            if piece.size_bytes > BATCH_BYTES:  # a single batch: whoever decodes it looks into it
+                kept.append(piece)
+                continue
+            data = piece.read()
+            for header in _batches(data, piece, offset, fetched.next_offset):
+                if _is_visible(fetched, header, offset) and _may_have(data, header, key):
+                    position = piece.position + header.position
+                    kept.append(piece._replace(position=position, size_bytes=header.size_bytes))
+                next_offset = header.next_offset
+        next_offset = max(fetched.next_offset, offset)
+    except CorruptBatch:
+        if next_offset == offset:
+            raise
+    slices = tuple(piece._replace(file=piece.file.share()) for piece in _merged(kept))
+    return fetched._replace(slices=slices, next_offset=next_offset)
+
+
+def _may_have(data: bytes, header: BatchHeader, key: bytes) -> bool:
+    if header.codec == codecs.NONE:
+        return data.find(key, header.body_position, header.end_position) >= 0
+    try:
+        return key in expand(data, header, max_bytes=BATCH_BYTES)
+    except CorruptBatch:
+        return True  # whoever decodes it finds out, or reads it record by record
+
+
+def only_with_key(page: Page, key: bytes, *, max_records: int) -> Page:
+    """The page's records of this key, at most so many. Reads the key of a large record."""
+    batches: list[Columns] = []
+    left, next_offset = max_records, page.next_offset
+    for columns in page.batches:
+        rows = [at for at, one in enumerate(columns.keys) if one == key]
+        if len(rows) > left:
+            next_offset = columns.offsets[rows[left]]
+        if kept := rows[:left]:
+            batches.append(Columns._make([column[at] for at in kept] for column in columns))
+        left -= len(kept)
+        if next_offset < page.next_offset:
+            break
+    large = page.large
+    if large is not None and large.prefixes(len(key) + 1)[0] != (key, len(key)):
+        large = None
+    return Page(batches, [sum(_sizes(columns)) for columns in batches], next_offset, large)
 
 
 def _whole_batches(fetched: Fetched) -> Iterator[tuple[BatchHeader, FileSlice]]:

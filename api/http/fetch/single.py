@@ -3,6 +3,8 @@
 * What is in the page cache, whole batches or a few records as text, is answered without waiting,
   in the parser's callback.
 * Raw batches never enter this process's memory: the file slices are sent to the socket.
+* With a key, chunks in the bucket that do not have it are not read, and batches that do not contain
+  it are left out. What a call reads for it is limited: it may find nothing, and go on later.
 * A position other than an offset may be trimmed between its lookup and the read, or during the
   wait: then it is looked up again, unlike an offset given by the client. A time past the last
   record is also looked up again as long as the request waits.
@@ -11,6 +13,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
@@ -19,7 +22,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from tierlog.api.http import header_values
+from tierlog.api.http import header_values, strict_json
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.fetch import record_json, record_pages
@@ -45,17 +48,20 @@ from tierlog.api.http.fetch.reading import (
     work_bytes,
 )
 from tierlog.api.http.fetch.record_json import Encoding
-from tierlog.api.http.fetch.record_pages import filter_batches
+from tierlog.api.http.fetch.record_pages import batches_with_key, filter_batches
 from tierlog.api.http.fetch.shared_pages import Key, RenderedPage, page_key
 from tierlog.api.http.fetch.tail import tail_partition
 from tierlog.api.http.problems import HeaderList
 from tierlog.api.http.responses import NO_STORE, AnyResponse, FileResponse
 from tierlog.api.http.settings import MAX_FETCH_BYTES, MIB
-from tierlog.broker.partition import Readable
-from tierlog.broker.tiered_reads import Fetched
+from tierlog.broker.partition import Partition, Readable
+from tierlog.broker.tiered_reads import Fetched, Tier
+from tierlog.host.file_slice import FileSlice, close_all
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier.log_state import Offsets
 from tierlog.record_format.errors import OffsetTrimmed
+from tierlog.record_format.index_layouts import AbortedTxn
+from tierlog.record_format.key_filter import hash_key
 
 MaxRecords = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
@@ -73,6 +79,11 @@ _COMMON_QUERY: Final = re.compile(rb"offset=([0-9]{1,18})&max_bytes=([1-9][0-9]{
 # For up to _FEW_RECORDS records, _FEW_BYTES are read first: one record does not need a megabyte.
 _FEW_RECORDS: Final = 100
 _FEW_BYTES: Final = 16 << 10
+# Of what has a key, read at a time; a call ends soon once it has found something.
+_PIECE_BYTES: Final = 1 << 20
+_SLICES_MAX: Final = 64
+_KEY_MAX_MS: Final = 5_000
+_SOON_MS: Final = 100
 
 
 class FetchQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -84,6 +95,17 @@ class FetchQuery(msgspec.Struct, forbid_unknown_fields=True):
     wait_ms: WaitMs = 0
     isolation: Isolation = "read_uncommitted"
     encoding: Encoding = "utf8"
+    key: str | UnsetType = UNSET
+    key_base64: bytes | UnsetType = UNSET
+
+    @property
+    def wanted_key(self) -> bytes | None:
+        """Raises InvalidRequest."""
+        if isinstance(self.key, str):
+            if self.key_base64 is not UNSET:
+                strict_json.refuse_field("key_base64", "give key or key_base64, not both")
+            return self.key.encode()
+        return None if isinstance(self.key_base64, UnsetType) else self.key_base64
 
     @property
     def committed(self) -> bool:
@@ -122,6 +144,8 @@ async def fetch(context: Context, exchange: Exchange) -> AnyResponse:
     topic, number = exchange.topic, exchange.partition
     partition = find_here(context, exchange, topic, number)
     position, query = _parse(exchange)
+    if (key := query.wanted_key) is not None:
+        return await _fetch_with_key(context, exchange, position, query, key)
     if partition is None:
         partition = await find_cold(context, exchange, position, topic=topic, partition=number)
     if form == header_values.BATCHES:
@@ -235,6 +259,77 @@ async def read_again(
         return await _read_first(context, partition, position, query)
 
 
+# --- by key ---------------------------------------------------------------------------------------
+
+
+async def _fetch_with_key(
+    context: Context, exchange: Exchange, position: Position, query: FetchQuery, key: bytes
+) -> AnyResponse:
+    partition = context.broker.partition(exchange.topic, exchange.partition)
+    await context.immediate.until_task()
+    form = header_values.preferred(exchange.header(b"accept"), offered=_FORMS)
+    if form != header_values.BATCHES:
+        query = query.for_text()
+    offset = await resolve(context, partition, position, committed=query.committed)
+    result = await _read_with_key(context, partition, offset, query, key)
+    with LongPoll(context.waiting, exchange, wait_ms=query.wait_ms) as poll:
+        while result.fetched.at_end and not result.fetched.slices and not poll.over:
+            fetched = result.fetched
+            await poll.wait([AwaitedOffset(partition, fetched.high_watermark)])
+            await context.access.recheck(exchange)
+            result = await _read_with_key(context, partition, fetched.next_offset, query, key)
+    if form == header_values.BATCHES:
+        return _batches_response(context, exchange, result)
+    return await _text_response(context, result, query, query, form)
+
+
+async def _read_with_key(
+    context: Context, partition: Partition, offset: int, query: FetchQuery, key: bytes
+) -> ReadResult:
+    """The batches from `offset` on that may have the key, until they are `max_bytes`, or the limit
+    of what is read for them is reached.
+    """
+    settings, began_s, first_offset = context.settings, time.monotonic(), offset
+    read = partial(_read_piece, partition, key, key_hash=hash_key(key), query=query)
+    kept: list[FileSlice] = []
+    aborted: dict[AbortedTxn, None] = {}
+    tiers: set[Tier] = set()
+    read_bytes = 0
+    try:
+        while True:
+            found, size_bytes = await context.read_at(partition, offset, partial(read, offset))
+            kept += found.slices
+            read_bytes += size_bytes
+            aborted |= dict.fromkeys(found.aborted)
+            tiers.add(found.tier)
+            offset, passed_ms = found.next_offset, (time.monotonic() - began_s) * 1000
+            is_enough = sum([one.size_bytes for one in kept]) >= query.max_bytes
+            limit_ms = _SOON_MS if kept else min(settings.search_max_ms, _KEY_MAX_MS)
+            is_spent = read_bytes >= settings.search_max_bytes or passed_ms >= limit_ms
+            if found.at_end or is_enough or is_spent or len(kept) >= _SLICES_MAX:
+                break
+    except BaseException:
+        close_all(kept)
+        raise
+    tier = found.tier if len(tiers) == 1 else "mixed"
+    fetched = found._replace(slices=tuple(kept), aborted=tuple(aborted), tier=tier, hot_offset=0)
+    return ReadResult(partition, first_offset, fetched)
+
+
+def _read_piece(
+    partition: Partition, key: bytes, offset: int, *, key_hash: int, query: FetchQuery
+) -> tuple[Fetched, int]:
+    """The batches of the next piece that may have the key, and how many bytes were read."""
+    fetched = partition.read(
+        offset,
+        max_bytes=min(_PIECE_BYTES, query.max_bytes),
+        committed=query.committed,
+        key_hash=key_hash,
+    )
+    with closing(fetched):
+        return batches_with_key(fetched, offset=offset, key=key), fetched.size_bytes
+
+
 def _is_enough(result: ReadResult, query: FetchQuery) -> bool:
     """Whether `min_bytes` were read, or something other than the end of the log ended the read."""
     size = result.fetched.size_bytes
@@ -323,19 +418,22 @@ async def _shared_page(
 def _cache_key(result: ReadResult, query: FetchQuery, form: str) -> Key:
     """Everything that the result of `_render` depends on."""
     partition, offset, fetched = result
-    limits = (query.committed, query.max_bytes, query.record_limit)
+    limits = (query.committed, query.max_bytes, query.record_limit, query.wanted_key)
     return page_key(partition, fetched, offset, form, query.encoding, *limits)
 
 
 def _render(result: ReadResult, query: FetchQuery, form: str, wait: Wait) -> RenderedPage:
     """Encode the records as text. Raises CorruptBatch, and WouldBlock as `read_page` does."""
+    key, max_records = query.wanted_key, query.record_limit or record_pages.PAGE_RECORDS
     page = record_pages.read_page(
         result.fetched,
         offset=result.offset,
         max_bytes=query.max_bytes,
-        max_records=query.record_limit or record_pages.PAGE_RECORDS,
+        max_records=max_records if key is None else record_pages.PAGE_RECORDS,
         wait=wait,
     )
+    if key is not None:
+        page = record_pages.only_with_key(page, key, max_records=max_records)
     if form == header_values.JSON:
         text = record_json.write_array(page, query.encoding)
     else:

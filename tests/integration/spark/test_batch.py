@@ -85,6 +85,22 @@ def test_pushed_down_filters_return_the_same_rows(spark, tiers):
             spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
+def test_filters_on_keys_leave_out_the_chunks_that_lack_them(spark, tiers):
+    flights = {p: of for (topic, p), of in tiers.written.items() if topic == "flights"}
+    written = [(p, one) for p, of in flights.items() for one in of]
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        frame = read(spark, tiers, singleQuery="true").where("key in (X'6B65792D33', X'00')")
+        found = sorted(tuple(row) for row in frame.select("partition", "offset").collect())
+        assert found == sorted((p, one.offset) for p, one in written if one.key == b"key-3")
+        cold = read(spark, tiers, tier="cold", minPartitions="50", singleQuery="true")
+        assert cold.rdd.getNumPartitions() >= 50
+        cold = read(spark, tiers, tier="cold", minPartitions="50", singleQuery="true")
+        assert cold.where("key = X'00'").rdd.getNumPartitions() < 5
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+
+
 def test_filters_do_not_affect_other_uses_of_a_frame(spark, tiers):
     """Spark up to 4.3 reuses the last plan of a frame, with its filters, for all its uses."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")

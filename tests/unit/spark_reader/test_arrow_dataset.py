@@ -23,7 +23,7 @@ from tierlog.record_format.encode import encode_batch
 from tierlog.record_format.errors import ConfigurationError, InvalidOption
 from tierlog.record_format.record_walk import I64_MAX, RowFilter
 from tierlog.spark_reader.arrow_dataset import TopicDataset, dataset, read_arrow
-from tierlog.spark_reader.filter_bounds import bounds_of, columns_of
+from tierlog.spark_reader.filter_bounds import bounds_of, columns_of, keys_of
 from tierlog.spark_reader.split_reader import read_in_order
 from tierlog.spark_reader.splits import DataLoss
 
@@ -166,7 +166,7 @@ def test_concurrent_readers_do_not_share_buffers(tmp_path):
 
 # --- as a dataset ---------------------------------------------------------------------------------
 
-offset, partition, time = map(pc.field, ("offset", "partition", "timestamp"))
+offset, partition, time, key = map(pc.field, ("offset", "partition", "timestamp", "key"))
 DAY_ONE = datetime(2026, 6, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 
@@ -182,7 +182,7 @@ def at(hours, minutes=0):
 
 
 def write_day(folder, day):
-    """A segment of 24 batches, one an hour, each a chunk of 4 KiB."""
+    """A segment of 24 batches, one an hour, each a chunk of 4 KiB, with a key of its own."""
     body, first = bytearray(), day * 48
     for hour in range(24):
         stamps = [
@@ -190,7 +190,11 @@ def write_day(folder, day):
         ]
         values = [bytes([hour]) * 2048] * 2
         body += encode_batch(
-            values, timestamps=stamps, base_offset=first + hour * 2, leader_epoch=0
+            values,
+            keys=[b"%d-%d" % (day, hour), None],
+            timestamps=stamps,
+            base_offset=first + hour * 2,
+            leader_epoch=0,
         )
     folder.mkdir(exist_ok=True)
     log = folder / f"{first:020d}.log"
@@ -213,6 +217,63 @@ def test_an_hour_of_thirty_days_reads_the_chunks_that_it_overlaps(tmp_path):
     assert hourly.to_table(filter=where)["offset"].to_pylist() == [9 * 48 + 14, 9 * 48 + 15]
     assert hourly.scanner(filter=where).planned_bytes <= 2 * whole / (30 * 24)
     assert hourly.scanner(filter=where & (partition == 0)).planned_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("where", "offsets"),
+    [
+        (key == b"9-7", [446]),
+        (key.isin([b"0-0", b"29-23", b"no such key"]), [0, 29 * 48 + 46]),
+        ((key == b"9-7") | ((key == b"9-8") & (offset > 440)), [446, 448]),
+        ((key == b"9-7") & (partition == 0), []),
+    ],
+    ids=str,
+)
+def test_of_a_few_keys_only_the_chunks_that_have_them_are_read(
+    tmp_path, monkeypatch, where, offsets
+):
+    url = f"file://{tmp_path / 'bucket'}"
+    put_topic(open_store(url), "keyed", {0: "many-segments-0"})
+    put_partition(open_store(url), "keyed", 1, [write_day(tmp_path / "log", n) for n in range(30)])
+    keyed = dataset("keyed", store=url, tier="cold", startingOffsets={"keyed": {"0": 177}})
+    whole, gets, get_range = keyed.scanner().planned_bytes, [], FolderStore.get_range
+
+    def counting(store, name, *bounds, **into):
+        gets.append(name)
+        return get_range(store, name, *bounds, **into)
+
+    keyed = dataset("keyed", store=url, tier="cold", startingOffsets={"keyed": {"0": 177}})
+    monkeypatch.setattr(FolderStore, "get_range", counting)
+    planned_bytes = keyed.scanner(filter=where).planned_bytes
+    assert planned_bytes <= (len(offsets) + 15) * whole / (30 * 24)  # one in a hundred seems to
+    assert keyed.to_table(filter=where)["offset"].to_pylist() == offsets
+    assert len([one for one in gets if one.endswith(".indexes")]) <= 30
+
+
+@pytest.mark.parametrize(
+    ("where", "keys"),
+    [
+        (key == b"AB", {b"AB"}),
+        (key == b"", {b""}),
+        (key == b'\x00"\n', {b'\x00"\n'}),
+        ((key == b"a") | (key == b"b"), {b"a", b"b"}),
+        ((key == b"a") & (offset > 5), {b"a"}),
+        ((key == b"a") & (pc.field("topic") == "ABBA"), {b"a", b"\xab\xba"}),
+        (key.isin([b"a", b"b"]), {b"a", b"b"}),
+        (key.isin([b"a", None]), None),
+        ((key == b"a") | (offset == 5), None),
+        (key != b"a", None),
+        (key > b"a", None),
+        (key.cast(pa.string()) == "61", None),
+        (pc.field("value") == b"a", None),
+        (key == pc.field("value"), None),
+        (key.isin([b"%d" % n for n in range(100)]), None),
+        (pc.field("topic") == "ABBA", None),
+    ],
+    ids=str,
+)
+def test_the_keys_of_a_filter_are_those_of_which_alone_it_can_be_true(where, keys):
+    assert keys_of(where) == keys
 
 
 FIXTURE_TOPICS = sorted(
@@ -286,6 +347,8 @@ FILTERS = [
     pc.field("topic") == "another",
     pc.field("key").is_null(),
     (pc.field("key") > b"k") & (offset > 10),
+    pc.field("key") == b"key-3",
+    pc.field("key").isin([b"key-3", b"k1"]) | (offset == 5),
     pc.field("headers").is_valid(),
     time > datetime(2023, 11, 14, 22, 30, tzinfo=UTC),
     time.cast(pa.timestamp("us", "Europe/Berlin")).cast(pa.string()) > "2023-11-14 23:30",

@@ -5,6 +5,7 @@ from pyspark.sql import datasource as spark
 
 from tierlog.record_format.record_walk import I64_MAX, I64_MIN, RowFilter
 from tierlog.spark_reader.batch_source import push_down
+from tierlog.spark_reader.splits import NO_FILTERS
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -66,6 +67,14 @@ def test_equality_filters_select_partitions_and_topics():
     assert not pushed(spark.EqualTo(("partition",), 1), spark.EqualTo(("partition",), 2)).admits(
         "a", 1
     )
+
+
+def test_filters_on_keys_choose_chunks_and_are_left_to_spark():
+    given = [spark.In(("key",), (b"a", bytearray(b"b"))), spark.EqualTo(("key",), b"b")]
+    found, left = push_down(given)
+    assert (found.keys, left) == ({b"b"}, given)
+    for other in (spark.In(("key",), (b"a", None)), spark.Not(spark.EqualTo(("key",), b"a"))):
+        assert push_down([other]) == (NO_FILTERS, [other])
 
 
 def test_unsupported_filters_are_left_to_spark():
