@@ -55,9 +55,9 @@ class Lab:
 
 
 @contextmanager
-def lab(folder: Path, shown: Path) -> Iterator[Lab]:
+def lab(folder: Path, shown: Path, *, brokers: int = 3) -> Iterator[Lab]:
     command = ["cluster", "dev", "--data-dir", folder, "--port", free_port()]
-    command += ["--kafka-port", free_port()]
+    command += ["--kafka-port", free_port(), "--brokers", brokers]
     with shown.open("wb") as out:
         process = Forked(list(map(str, command)), stdout=out, stderr=out, env=ENVIRONMENT)
     try:
@@ -169,10 +169,10 @@ def test_a_lab_is_watched_broken_and_goes_on_with_its_folder(tmp_path: Path) -> 
 
 
 def test_a_lab_goes_on_with_the_same_folder_and_ports(tmp_path: Path) -> None:
-    with lab(tmp_path / "lab", tmp_path / "first") as first:
-        first.programs[2].ok("topic", "create", "flights", "--partitions", "3")
+    with lab(tmp_path / "lab", tmp_path / "first", brokers=2) as first:
+        first.programs[1].ok("topic", "create", "flights", "--partitions", "3")
         servers = first.servers
-    with lab(tmp_path / "lab", tmp_path / "second") as second:
+    with lab(tmp_path / "lab", tmp_path / "second", brokers=2) as second:
         assert second.servers == servers
         until(lambda: sum(leads for _, _, leads in second.brokers()) == 3, patience_s=60)
 
