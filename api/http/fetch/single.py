@@ -271,23 +271,32 @@ async def _fetch_with_key(
     if form != header_values.BATCHES:
         query = query.for_text()
     offset = await resolve(context, partition, position, committed=query.committed)
-    result = await _read_with_key(context, partition, offset, query, key)
+    read = partial(
+        _read_with_key, context, partition, query=query, key=key, given_offset=position.offset
+    )
+    result = await read(offset)
     with LongPoll(context.waiting, exchange, wait_ms=query.wait_ms) as poll:
         while result.fetched.at_end and not result.fetched.slices and not poll.over:
             fetched = result.fetched
             await poll.wait([AwaitedOffset(partition, fetched.high_watermark)])
             await context.access.recheck(exchange)
-            result = await _read_with_key(context, partition, fetched.next_offset, query, key)
+            result = await read(fetched.next_offset)
     if form == header_values.BATCHES:
         return _batches_response(context, exchange, result)
     return await _text_response(context, result, query, query, form)
 
 
 async def _read_with_key(
-    context: Context, partition: Partition, offset: int, query: FetchQuery, key: bytes
+    context: Context,
+    partition: Partition,
+    offset: int,
+    query: FetchQuery,
+    key: bytes,
+    *,
+    given_offset: int,
 ) -> ReadResult:
     """The batches from `offset` on that may have the key, until they are `max_bytes`, or the limit
-    of what is read for them is reached.
+    of what is read for them is reached. `given_offset`: by the client, -1 if it gave none.
     """
     settings, began_s, first_offset = context.settings, time.monotonic(), offset
     read = partial(_read_piece, partition, key, key_hash=hash_key(key), query=query)
@@ -297,7 +306,13 @@ async def _read_with_key(
     read_bytes = 0
     try:
         while True:
-            found, size_bytes = await context.read_at(partition, offset, partial(read, offset))
+            try:
+                found, size_bytes = await context.read_at(partition, offset, partial(read, offset))
+            except OffsetTrimmed:  # the offset that was given is an error, not one on the way
+                if offset in (given_offset, max(offset, partition.log_start_offset)):
+                    raise
+                offset = max(offset, partition.log_start_offset)
+                continue
             kept += found.slices
             read_bytes += size_bytes
             aborted |= dict.fromkeys(found.aborted)

@@ -89,6 +89,25 @@ def test_chunks_that_lack_the_key_are_not_fetched(api: Api) -> None:
     assert 1 <= len(gets) - len(indexes) <= len(offsets_of("2-61")) + 1  # one may seem to have it
 
 
+def test_a_trim_on_the_way_moves_the_search_on(api: Api) -> None:
+    name = api.topic(segment_bytes=4096, local_retention_ms=0, retention_ms=-1)
+    for start in range(0, PER_SEGMENT * SEGMENTS, 20):
+        api.produce(name, *map(record, range(start, start + 20)))
+    api.post(f"/v1/topics/{name}/offload", params={"wait_ms": 20_000})
+    before_call = api.store.before_call
+
+    def trim(call: str, key: str) -> None:
+        if call == "get_range" and key.endswith(".indexes"):
+            api.store.before_call = before_call
+            api.broker.trim(name, 0, 500)
+
+    api.store.before_call = trim
+    page = api.fetch(name, key="3-1").json()
+    assert [one["offset"] for one in page["records"]] == [601]
+    assert page["log_start_offset"] == 500
+    problem(api.fetch(name, offset=0, key="3-1"), 410, "offset-trimmed")
+
+
 def test_without_filters_the_same_is_found(api: Api) -> None:
     name = api.topic(segment_bytes=4096, local_retention_ms=0, retention_ms=-1, key_filter=False)
     for start in range(0, PER_SEGMENT * SEGMENTS, 20):
