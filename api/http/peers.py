@@ -35,6 +35,7 @@ from tierlog.record_format.workarounds import decode_json
 
 T = TypeVar("T")
 TIMEOUT_S: Final = 5.0
+ASSIGNED_S: Final = 0.1  # more, for each partition that the other broker is to open and lead
 MOVE_TIMEOUT_S: Final = 360.0  # it may upload what is sealed first
 
 
@@ -81,7 +82,7 @@ class HttpPeers:
         self._replicas.close()
 
     def read_leaders(self, url: str) -> LeaderReport:
-        return self._report("GET", f"{url}/v1/cluster/leaders")
+        return self._read("GET", f"{url}/v1/cluster/leaders", LeaderReport)
 
     def send_news(
         self,
@@ -93,7 +94,8 @@ class HttpPeers:
         led: Sequence[TopicIdPartition],
     ) -> LeaderReport:
         news = {"sender": sender, "topics": topics, "assigned": assigned, "led": led}
-        return self._report("POST", f"{url}/v1/cluster/news", news)
+        timeout_s = TIMEOUT_S + ASSIGNED_S * len(assigned)
+        return self._read("POST", f"{url}/v1/cluster/news", LeaderReport, news, timeout_s=timeout_s)
 
     def hand_over(self, url: str, *, topic: str, partition: int, node_id: int) -> None:
         place = f"{url}/v1/topics/{topic}/partitions/{partition}/leader"
@@ -141,11 +143,16 @@ class HttpPeers:
     def find_schema(self, url: str, call: SchemaCall) -> list[Source]:
         return self._read("POST", f"{url}/v1/cluster/schemas", list[Source], call)
 
-    def _report(self, method: str, url: str, document: object = None) -> LeaderReport:
-        return self._read(method, url, LeaderReport, document)
-
-    def _read(self, method: str, url: str, kind: type[T], document: object = None) -> T:
-        body = self._call(method, url, document)
+    def _read(
+        self,
+        method: str,
+        url: str,
+        kind: type[T],
+        document: object = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+    ) -> T:
+        body = self._call(method, url, document, timeout_s=timeout_s)
         try:
             return decode_json(body, kind)
         except msgspec.MsgspecError as error:

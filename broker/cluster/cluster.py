@@ -86,7 +86,7 @@ class Cluster:
             members,
             self.leaders,
             peers,
-            settle=partial(self.settle_all, adopts=True),
+            settle=partial(self.settle_all, is_named=True),
             led_here=self._led_here,
         )
         self.replicas = Replicas(
@@ -260,12 +260,14 @@ class Cluster:
             self.members.refresh()
         self.topics.follow_names(topics)
         self.replicas.look_at(led, leader=sender)
-        self.settle_all(assigned, adopts=True)
+        self.settle_all(assigned, is_named=True)
         return self.report()
 
-    def settle_all(self, places: Iterable[TopicIdPartition], *, adopts: bool = False) -> None:
-        """Claim what was assigned to this broker; what cannot be claimed now is later."""
-        self.news.in_threads([partial(self._settle, place, adopts=adopts) for place in places])
+    def settle_all(self, places: Iterable[TopicIdPartition], *, is_named: bool = False) -> None:
+        """Claim what was assigned to this broker; what cannot be claimed now is later. `is_named`:
+        it is to lead what nobody leads, or to have what only the bucket has; else its turn comes.
+        """
+        self.news.in_threads([partial(self._settle, place, is_named=is_named) for place in places])
 
     def _note_moved(self, partition: Partition) -> None:
         """It is led here from now on, or no longer. It may be one of a thousand that a dead broker
@@ -288,28 +290,29 @@ class Cluster:
         is_there = member is not None and member.is_alive
         return member if is_there and node_id != self.members.me.node_id else None
 
-    def _settle(self, place: TopicIdPartition, *, adopts: bool) -> None:
+    def _settle(self, place: TopicIdPartition, *, is_named: bool) -> None:
         try:
             if self.replicas.has(place):
-                self.replicas.settle(place)
+                self.replicas.settle(place, is_named=is_named)
                 return
             with self._settling(place):
-                self._settle_new(place, adopts=adopts)
+                self._settle_new(place, is_named=is_named)
         except UnknownTopicOrPartition:
             pass  # it was deleted meanwhile
         except (TierlogError, OSError) as error:
             log.warning("a partition cannot be claimed", partition=place, error=str(error))
 
-    def _settle_new(self, place: TopicIdPartition, *, adopts: bool) -> None:
+    def _settle_new(self, place: TopicIdPartition, *, is_named: bool) -> None:
         """Of which there is no replica here. Where there was one, the manifest alone says nothing:
         its owner may be the last that uploaded.
         """
         record, was_replica = self._topics.find_by_id(place[0]).record, self.replicas.keeps(place)
         looks_first = was_replica or record.is_replicated
-        if looks_first and (self.replicas.settle(place, adopts=adopts) or was_replica):
+        settle = partial(self.replicas.settle, place, is_named=is_named)
+        if looks_first and (settle() or was_replica):
             return
         if not self._settle_alone(record, place) and not looks_first:
-            self.replicas.settle(place)
+            settle()
 
     def _settle_alone(self, record: TopicRecord, place: TopicIdPartition) -> bool:
         """Whether the partition is this folder's alone."""

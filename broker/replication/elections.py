@@ -58,6 +58,7 @@ log = structlog.get_logger(__name__)
 TURN_MS: Final = 500  # for each replica that is preferred to this one
 LOOK_PACE_MS: Final = 1_000
 SILENT_PACE_MS: Final = 60_000  # at most, while a leader is not heard that beats
+NEW_TIMEOUTS: Final = 5  # session time-outs that the first replica has to lead a new partition
 YIELDS_MS: Final = 3_000  # others have looked, and had their turn, beside a session time-out
 
 
@@ -309,11 +310,15 @@ class Elections:
     def _claim_in_turn(
         self, replica: Replica, in_force: InForce, *, is_named: bool = False
     ) -> None:
+        now_ms, timeout_ms = self._monotonic(), self._settings.session_timeout_ms
         if in_force.leader is not None:  # its broker may be back
-            after_ms = self._settings.session_timeout_ms
-        else:  # whoever resigned may have chosen another, and is telling it
-            after_ms = TURN_MS if in_force.epoch else 0
-        now_ms = self._monotonic()
+            after_ms = timeout_ms
+        elif in_force.epoch:  # whoever resigned may have chosen another, and is telling it
+            after_ms = TURN_MS
+        elif self._has_living_before(replica):  # which may be claiming a thousand
+            after_ms, replica.look_again_ms = NEW_TIMEOUTS * timeout_ms, now_ms + timeout_ms
+        else:
+            after_ms = 0
         if replica.leaderless is None or replica.leaderless.version != replica.newest_version:
             replica.leaderless = Leaderless(replica.newest_version, now_ms)
         turn_ms = replica.leaderless.since_ms + after_ms + self._turn_ms(replica)
@@ -322,6 +327,12 @@ class Elections:
             self.claim(replica, is_leader_dead=in_force.leader is not None)
         else:
             replica.look_again_ms = min(replica.look_again_ms, turn_ms)
+
+    def _has_living_before(self, replica: Replica) -> bool:
+        """Whether a broker that lives is preferred to this one."""
+        me, order = self._members.me.node_id, replica.node_ids
+        before = map(self._members.member, order[: order.index(me)])
+        return any(one is not None and one.is_alive for one in before)
 
     def _follow_leader(self, replica: Replica, in_force: InForce) -> bool:
         """False if its broker is not known any more. One that is dead is followed too: only the

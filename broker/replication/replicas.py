@@ -256,10 +256,10 @@ class Replicas:
         """Whether there is a replica here, or was one."""
         return self._files.has(place)
 
-    def settle(self, place: TopicIdPartition, *, adopts: bool = False) -> bool:
-        """Somebody says that its set has changed: look, and lead it if nobody does. Whether it has
-        a set. `adopts`: this broker was chosen to have what only the bucket has. Raises
-        StoreUnavailable, CorruptDataError, UnknownTopic.
+    def settle(self, place: TopicIdPartition, *, is_named: bool) -> bool:
+        """Its set may have changed: look, and lead it in turn if nobody does. Whether it has a set.
+        `is_named`: this broker was chosen to lead it then, at once, or to have what only the bucket
+        has. Raises StoreUnavailable, CorruptDataError, UnknownTopic.
         """
         replica = self._replicas.get(place)
         if replica is None:
@@ -268,10 +268,10 @@ class Replicas:
             if found.found is None:
                 return found.taken > 0
             is_wanted = self._members.me.node_id in found.found.replicas
-            if is_wanted or (adopts and self.elections.is_abandoned(in_force_of(found))):
+            if is_wanted or (is_named and self.elections.is_abandoned(in_force_of(found))):
                 replica = self._open_if_not_here(topic, place)
         if replica is not None:
-            self._do(replica, partial(self.elections.look, replica, is_named=True))
+            self._do(replica, partial(self.elections.look, replica, is_named=is_named))
         return True
 
     def _open_if_not_here(self, topic: Topic, place: TopicIdPartition) -> Replica | None:

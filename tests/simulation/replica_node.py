@@ -312,10 +312,10 @@ class Node:
     def settle(self) -> None:
         """As `Cluster.settle_all` for a place that another speaks of: a replica, or its alone."""
         if self.replicas.has(self.place):
-            self.replicas.settle(self.place)
+            self.replicas.settle(self.place, is_named=True)
             return
         was_replica = self.replicas.keeps(self.place)
-        if self.replicas.settle(self.place) or was_replica:
+        if self.replicas.settle(self.place, is_named=True) or was_replica:
             return
         self.topics.settle(*self.place)
 

@@ -25,6 +25,7 @@ from tierlog.broker.broker import Broker
 from tierlog.broker.cluster.peers import LeaderReport
 from tierlog.broker.cluster.shown_sets import Short
 from tierlog.broker.partition import Partition
+from tierlog.broker.replication import elections
 from tierlog.broker.replication.elections import LOOK_PACE_MS, TURN_MS
 from tierlog.broker.replication.messages import FetchedRows, PartitionFetch, ReplicaFetch
 from tierlog.host.clock import wall_clock_ms
@@ -388,6 +389,29 @@ def test_the_preferred_replica_leads_again_once_it_is_in_sync(cluster: BrokerClu
         return leads(cluster) == preferred
 
     until(is_preferred, patience_s=30)
+
+
+def test_the_first_replica_of_a_new_partition_leads_it_though_others_look_before_it_is_told(
+    cluster: BrokerCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elections, "TURN_MS", 0)
+    first, creator, other = cluster.running
+    tell, led_before = cluster.peers.send_news, list[bool]()
+
+    def tell_late(url: str, *, assigned: Sequence[tuple[str, int]], **news: Any) -> LeaderReport:
+        if assigned and not led_before:
+            for one in (creator, other):
+                cluster_of(one).look_after()
+                assert all(map(cluster_of(one).replicas.has, assigned))
+            led_before.append(any(0 in one.topic("flights").partitions for one in (creator, other)))
+        return tell(url, assigned=assigned, **news)
+
+    cluster.peers.send_news = tell_late  # type: ignore[method-assign]
+    creator.create_topic("flights", partitions=1, replicas={0: [0, 1, 2]})
+    until(lambda: is_led(cluster, "flights", 0))
+    assert led_before == [False]
+    assert (leads(cluster), cluster.partition("flights", 0).offsets().leader_epoch) == (0, 1)
+    assert cluster.leader("flights", 0) is first
 
 
 def test_a_hand_over_leaves_its_target_the_time_to_claim_before_the_preferred_replica(
