@@ -229,12 +229,16 @@ class Elections:
 
     # --- looking ----------------------------------------------------------------------------------
 
-    def look(self, replica: Replica, *, is_named: bool = False) -> None:
+    def look(
+        self, replica: Replica, *, is_named: bool = False, found: NewestSet | None = None
+    ) -> None:
         """Read the newest version, and do what follows from it. `is_named`: this replica was chosen
-        to lead if nobody does. Raises StoreUnavailable, CorruptDataError, OSError.
+        to lead if nobody does; `found`: what was read before it was opened, good for its first
+        look. Raises StoreUnavailable, CorruptDataError, OSError.
         """
         replica.look_again_ms = self._monotonic() + LOOK_PACE_MS
-        newest = replica.sets.load_newest()
+        is_first = replica.newest is None
+        newest = found if found is not None and is_first else replica.sets.load_newest()
         if replica.role is Role.FOLLOWER and not replica.refused and _names_leader(newest):
             pace_ms = min(replica.silent_ms() // 2, SILENT_PACE_MS)
             replica.look_again_ms += max(0, pace_ms - LOOK_PACE_MS)
@@ -290,14 +294,14 @@ class Elections:
     def _do_as_said(self, replica: Replica, in_force: InForce, *, is_named: bool) -> None:
         if self._members.me.node_id not in in_force.replicas:
             if is_named and self.is_abandoned(in_force):
-                self.claim(replica, is_leader_dead=True)
+                self.claim(replica, is_leader_dead=True, newest=replica.newest)
             else:
                 self._remove(replica)
         elif in_force.leader is None:
             replica.stop_following()
             self._claim_in_turn(replica, in_force, is_named=is_named)
         elif in_force.leader == replica.kept.replica_id:
-            self.claim(replica, is_leader_dead=False)
+            self.claim(replica, is_leader_dead=False, newest=replica.newest)
         elif not self._follow_leader(replica, in_force):  # or its broker is not known yet
             self._claim_in_turn(replica, in_force)
 
@@ -324,7 +328,8 @@ class Elections:
         turn_ms = replica.leaderless.since_ms + after_ms + self._turn_ms(replica)
         turn_ms = max(turn_ms, replica.yields_until_ms)
         if is_named or now_ms >= turn_ms:
-            self.claim(replica, is_leader_dead=in_force.leader is not None)
+            is_dead = in_force.leader is not None
+            self.claim(replica, is_leader_dead=is_dead, newest=replica.newest)
         else:
             replica.look_again_ms = min(replica.look_again_ms, turn_ms)
 
@@ -348,9 +353,13 @@ class Elections:
 
     # --- claiming ---------------------------------------------------------------------------------
 
-    def claim(self, replica: Replica, *, is_leader_dead: bool) -> None:
-        """Try to lead. Raises StoreUnavailable, CorruptDataError, OSError."""
-        seen = replica.newest
+    def claim(
+        self, replica: Replica, *, is_leader_dead: bool, newest: NewestSet | None = None
+    ) -> None:
+        """Try to lead. `newest`: what was read just now; whether it is that still decides the
+        number of the claim. Raises StoreUnavailable, CorruptDataError, OSError.
+        """
+        seen = newest or replica.newest
         with replica.lock:
             if replica.role is Role.LEADER or replica.sent is not None:
                 return None
@@ -358,7 +367,7 @@ class Elections:
             replica.candidate_since_ms = self._monotonic()
         try:
             replica.log.writer.flush()
-            newest = replica.sets.load_newest()
+            newest = newest or replica.sets.load_newest()
             if newest.found is None:
                 return None
             if seen is None or _who_leads(newest) != _who_leads(seen):

@@ -261,7 +261,7 @@ class Replicas:
         `is_named`: this broker was chosen to lead it then, at once, or to have what only the bucket
         has. Raises StoreUnavailable, CorruptDataError, UnknownTopic.
         """
-        replica = self._replicas.get(place)
+        replica, found = self._replicas.get(place), None
         if replica is None:
             topic = self._topics.find_by_id(place[0])
             found = self._sets_of(topic.record, place[1]).load_newest()
@@ -271,7 +271,8 @@ class Replicas:
             if is_wanted or (is_named and self.elections.is_abandoned(in_force_of(found))):
                 replica = self._open_if_not_here(topic, place)
         if replica is not None:
-            self._do(replica, partial(self.elections.look, replica, is_named=is_named))
+            look = partial(self.elections.look, replica, is_named=is_named, found=found)
+            self._do(replica, look)
         return True
 
     def _open_if_not_here(self, topic: Topic, place: TopicIdPartition) -> Replica | None:

@@ -391,6 +391,20 @@ def test_the_preferred_replica_leads_again_once_it_is_in_sync(cluster: BrokerClu
     until(is_preferred, patience_s=30)
 
 
+def test_a_new_partition_is_claimed_on_one_look_at_its_set(cluster: BrokerCluster) -> None:
+    first, creator, _ = cluster.running
+    asked = list[str]()
+
+    def note(call: str, key: str) -> None:
+        if "/replicas/" in key:
+            asked.append(call)
+
+    cluster.stores[first.folder.path.name].before_call = note
+    creator.create_topic("flights", partitions=1, replicas={0: [0, 1, 2]})
+    until(lambda: is_led(cluster, "flights", 0))
+    assert asked[:4] == ["list", "get", "put", "list"]
+
+
 def test_the_first_replica_of_a_new_partition_leads_it_though_others_look_before_it_is_told(
     cluster: BrokerCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
