@@ -57,6 +57,7 @@ from tierlog.record_format.errors import (
 log = structlog.get_logger(__name__)
 
 ASK_AGAIN_S: Final = 0.1
+SETS_PACE_S: Final = 1.0  # of looks at who lags of what is led here, to report it
 LOOK_INTERVAL_S: Final = 30.0  # at the names, and at partitions that nobody leads
 
 
@@ -146,7 +147,8 @@ class Cluster:
         )
         self._being_settled: set[TopicIdPartition] = set()
         self._settled = threading.Condition()
-        self._look_again_s = self._asked_s = 0.0
+        self._sets: dict[TopicIdPartition, tuple[int, LedPartition]] = {}  # by version, as reported
+        self._look_again_s = self._asked_s = self._sets_again_s = 0.0
         self._has_greeted = False
         self._session_timeout_s = settings.session_timeout_ms / 1000
 
@@ -207,6 +209,8 @@ class Cluster:
         return found
 
     def _led_here(self) -> Report:
+        if time.monotonic() >= self._sets_again_s:
+            self._sets, self._sets_again_s = {}, time.monotonic() + SETS_PACE_S
         return {
             (one.topic_id, one.number): led
             for one in self._topics.partitions()
@@ -214,13 +218,18 @@ class Cluster:
         }
 
     def _led(self, one: Partition) -> LedPartition | None:
-        now, shown = one.offsets(), self.replicas.shown((one.topic_id, one.number))
+        """While its offsets and its set stay, who lags is as it was up to SETS_PACE_S ago."""
         if one.is_defunct:
             return None
+        now, place = one.offsets(), (one.topic_id, one.number)
         offsets = now.leader_epoch, now.log_end_offset, one.cold_end_offset
-        if shown is None:
+        version = 0 if one.term is None else one.term.lead.in_force.version
+        known_version, known = self._sets.get(place, (0, None))
+        if known is not None and known_version == version and known[:3] == offsets:
+            return known
+        if (shown := self.replicas.shown(place)) is None:
             return LedPartition(*offsets)
-        return LedPartition(
+        led = LedPartition(
             *offsets,
             replicas=tuple(shown.replicas),
             in_sync=tuple(shown.in_sync),
@@ -229,6 +238,8 @@ class Cluster:
             removing=tuple(shown.removing),
             has_store=shown.has_store,
         )
+        self._sets[place] = version, led
+        return led
 
     def report(self) -> LeaderReport:
         return LeaderReport.of(self.members.me.node_id, self._led_here())

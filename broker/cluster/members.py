@@ -72,6 +72,9 @@ class Members:
         self._own = OwnNode(folder, store_status, settings, timing)
         self._registrations = Registrations(store_status.store, pause=timing.pause)
         self._refreshing = threading.Lock()
+        self._me: tuple[Registration, Member] | None = (
+            None  # asked for some thousand times a second
+        )
         self._others: dict[int, Member] = {}
         self._by_folder: dict[str, Member] = {}
         self._sightings: dict[int, Sighting] = {}
@@ -89,7 +92,11 @@ class Members:
 
     @property
     def me(self) -> Member:
-        return _member(self._own.registration, is_alive=self.membership_lost is None)
+        known = self._me
+        registration, is_alive = self._own.registration, self.membership_lost is None
+        if known is None or known[0] is not registration or known[1].is_alive is not is_alive:
+            known = self._me = registration, _member(registration, is_alive=is_alive)
+        return known[1]
 
     @property
     def membership_lost(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Who has each partition of the cluster, for showing: at most a second old, it decides nothing.
+"""Who has each partition of the cluster, for showing: at most two seconds old, it decides nothing.
 
 * Of replication factor 1 a partition has its leader as its only replica, in sync while it leads.
 * Of a partition that nobody leads, the last that is known is shown.

@@ -96,24 +96,27 @@ class Elections:
 
     def next_step(self, replica: Replica) -> Callable[[], None] | None:
         """What to do about it now; None if nothing. Asks nobody."""
-        term, partition = replica.term, replica.partition
+        term, partition, lagging = replica.term, replica.partition, frozenset[str]()
         if term is not None and partition is not None:
             term.give_up_confirming()
-            if term.look_for_lagging():
+            lagging = term.look_for_lagging()
+            if term.is_short:
                 partition.give_up_waiting(term.not_replicated)
         if replica.role is Role.OFFLINE or (replica.log.offline and term is None):
             return None
         if replica.sent is not None:
             return partial(self.send_again, replica)
         if replica.role is Role.LEADER:
-            return self._next_of_leader(replica)
+            return self._next_of_leader(replica, lagging)
         if replica.role is Role.FOLLOWER and self._is_leader_gone(replica):
             return partial(self.claim, replica, is_leader_dead=True)
         if not self._is_heard(replica) and self._monotonic() >= replica.look_again_ms:
             return partial(self.look, replica)
         return None
 
-    def _next_of_leader(self, replica: Replica) -> Callable[[], None] | None:
+    def _next_of_leader(
+        self, replica: Replica, lagging: frozenset[str]
+    ) -> Callable[[], None] | None:
         term = replica.term
         assert term is not None, "a leader has a term"
         if replica.log.offline:
@@ -124,7 +127,7 @@ class Elections:
             return partial(self._claim_above_manifest, replica)
         if (step := self._next_for_store(replica, term)) is not None:
             return step
-        if (after := term.next_chain() or term.next_change()) is not None:
+        if (after := term.next_chain() or term.next_change(lagging)) is not None:
             return partial(self._change, replica, after)
         if self._is_cut_off(replica, term):
             return partial(self._resign_as_cut_off, replica)
@@ -156,7 +159,7 @@ class Elections:
         patience_ms = max(replica.patience_ms, self._settings.session_timeout_ms)
         unheard = term.unheard(for_ms=patience_ms)
         if not unheard:
-            if term.has_heard:
+            if replica.patience_ms and term.has_heard:
                 replica.patience_ms = 0
             return False
         if self._min_in_sync(replica) <= 1:
@@ -211,6 +214,8 @@ class Elections:
         following = replica.following
         if following is None or replica.newest is None:
             return False
+        if replica.silent_ms() < self._settings.session_timeout_ms:
+            return False  # as `may_try` says, of most and most of the time
         member = self._members.member(following.node_id)
         beats = member is not None and member.is_alive and member.state != "stopped"
         doubt = Doubt(silent_ms=replica.silent_ms(), refused=replica.refused, beats=beats)

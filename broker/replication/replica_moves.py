@@ -132,15 +132,16 @@ def shown_of(replica: Replica, members: Members) -> ShownSet | None:
         return None
     found, in_force, me = newest.found, term.lead.in_force, members.me.node_id
     replicas = [one for one in found.replicas if one in in_force.replicas]
+    live = in_force.in_sync - term.lagging()
     return ShownSet(
         term.epoch,
         me,
         replicas,
-        sorted(nodes_of(in_force.in_sync - term.lagging(), members)),
+        sorted(nodes_of(live, members)),
         [0 if one == me else term.lag_of(one) for one in replicas],
         adding(found),
         removing(found),
-        STORE in in_force.in_sync - term.lagging(),
+        STORE in live,
     )
 
 

@@ -59,6 +59,7 @@ from tierlog.record_format.errors import (
 log = structlog.get_logger(__name__)
 
 THREADS_MAX: Final = 32
+STORE_ROLES: Final = {str(one): one for one in StoreRole}  # faster than StoreRole(…)
 TIDY_INTERVAL_MS: Final = 30_000
 
 
@@ -434,7 +435,7 @@ class Replicas:
             in_force,
             lag_ms=self._settings.replica_lag_time_max_ms,
             min_in_sync=partial(self._min_in_sync, replica),
-            store_role=lambda: StoreRole(topic.config.replication_store),
+            store_role=lambda: STORE_ROLES[topic.config.replication_store],
             store_log_start=partial(_log_start_in_bucket, partition),
             monotonic=self._timing.monotonic,
         )

@@ -223,6 +223,8 @@ class Term:
 
     def give_up_confirming(self, *, asked_before_ms: int | None = None) -> None:
         """Fail what has waited for too long: a member is gone, or this leader is deposed."""
+        if not self._asked:
+            return
         if asked_before_ms is None:
             asked_before_ms = self._monotonic() - CONFIRM_MAX_MS
         with self._lock:
@@ -323,9 +325,10 @@ class Term:
         """When each other member last fetched, or this term began, if none has for so long; else
         nothing.
         """
-        now_ms, others = self._monotonic(), self._others()
-        last = {one: self._heard_ms(one) for one in others}
-        return last if all(now_ms - ms >= for_ms for ms in last.values()) else {}
+        since_ms, others = self._monotonic() - for_ms, self._others()
+        if any(self._heard_ms(one) > since_ms for one in others):
+            return {}
+        return {one: self._heard_ms(one) for one in others}
 
     @property
     def has_heard(self) -> bool:
@@ -368,23 +371,31 @@ class Term:
             if name not in lead.in_force.in_sync and heard.node_id in lead.in_force.replicas
         )
 
-    def look_for_lagging(self) -> bool:
-        """Whether acks=all is refused, from now on."""
+    @property
+    def is_short(self) -> bool:
+        """Whether acks=all is refused: too few replicas were in sync at the last look."""
+        return self._is_short
+
+    def look_for_lagging(self) -> frozenset[str]:
+        """The members that lag: whether acks=all is refused from now on goes by them."""
         lagging = self.lagging()
         is_behind = self._store_role() is StoreRole.ALWAYS and in_sync.STORE in lagging
         self._is_short = is_behind or in_sync.refuses_acks_all(
             self._lead, lagging=lagging, min_in_sync=self._min_in_sync()
         )
-        return self._is_short
+        return lagging
 
-    def next_change(self) -> InForce | None:
-        """The version to send next, if any."""
-        lagging, outsiders = self.lagging(), self._fresh()
+    def next_change(self, lagging: frozenset[str]) -> InForce | None:
+        """The version to send next, if any, while these members lag."""
+        outsiders, role = self._fresh(), self._store_role()
+        has_store = in_sync.STORE in self._lead.in_force.in_sync
+        if not (lagging or outsiders or has_store) and role is StoreRole.NONE:
+            return None  # most, and most of the time
         if self.wants_store:
             outsiders |= {in_sync.STORE}
         else:
             lagging |= {in_sync.STORE}  # it stays while too few would remain
-        if self._store_role() is StoreRole.ALWAYS:
+        if role is StoreRole.ALWAYS:
             lagging -= {in_sync.STORE}
         members = in_sync.next_in_sync(
             self._lead, outsiders=outsiders, lagging=lagging, min_in_sync=self._min_in_sync()

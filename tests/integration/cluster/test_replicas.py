@@ -118,7 +118,7 @@ def test_a_dead_member_that_has_to_stay_is_not_shown_as_in_sync(cluster: BrokerC
     assert len(shown.replicas) == 3
     term = cluster.partition("flights", 0).term
     assert term is not None
-    until(term.look_for_lagging)
+    until(lambda: term.is_short)
     with pytest.raises(NotEnoughReplicas):
         append(cluster.partition("flights", 0), b"refused")
 

@@ -38,7 +38,7 @@ class Leader:
         )
 
     def change(self) -> InForce | None:
-        after = self.term.next_change()
+        after = self.term.next_change(self.term.lagging())
         if after is not None:
             self.term.send_change(after)
             assert self.term.settle_change(after)
@@ -89,17 +89,19 @@ def test_with_too_few_acks_all_is_refused_and_the_last_ones_stay(
     assert len(after.in_sync) == 2
     assert leader.change() is None
     assert leader.term.look_for_lagging()
+    assert leader.term.is_short
     with pytest.raises(NotEnoughReplicas, match=r"1 replicas are in sync.* is 2"):
         leader.term.check_enough()
     leader.hear("b.0", 1)
-    assert not leader.term.look_for_lagging()
+    leader.term.look_for_lagging()
+    assert not leader.term.is_short
     leader.term.check_enough()
 
 
 def test_while_a_change_is_not_decided_both_sets_count(leader: Leader, clock: Clock) -> None:
     clock.now_ms += LAG_MS + 1
     leader.hear("b.0", 0)
-    after = leader.term.next_change()
+    after = leader.term.next_change(leader.term.lagging())
     assert after is not None
     leader.term.send_change(after)
     leader.append(b"0")
