@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table
@@ -56,18 +57,37 @@ COLUMNS = ("key", "value", "partition", "offset", "timestamp", "headers")
 
 
 class TopicTable:
-    """One topic, of a partition whose segments may be put one after another."""
+    """One topic, of a partition whose segments may be put one after another.
 
-    def __init__(self, folder: Path, *, warehouse: str = "", **properties: str) -> None:
+    Which catalog it is in, and which broker serves the topic, is written down in its folder.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        warehouse: str = "",
+        catalog: str = "",
+        server: str = "",
+        **properties: str,
+    ) -> None:
         self.folder, self.properties = folder, properties
         self.url, self.warehouse = f"file://{folder}/bucket", warehouse or f"file://{folder}/tables"
         self.name = table_name(None, TOPIC)
         self.notes: list[str] = []
+        for name, url in (("catalog.url", catalog), ("server.url", server)):
+            if url:
+                (folder / name).write_text(url)
 
-    def open_catalog(self, kind: type[SqlCatalog] = SqlCatalog) -> Any:
-        uri = f"sqlite:///{self.folder}/catalog.db"
-        found = open_catalog(uri, {"warehouse": self.warehouse, **self.properties})
-        return kind(found.name, **found.properties)
+    def _url(self, name: str) -> str | None:
+        file = self.folder / name
+        return file.read_text() if file.exists() else None
+
+    def open_catalog(self, kind: Any = None) -> Any:
+        """`kind` is a class in place of the catalog's own."""
+        url = self._url("catalog.url") or f"sqlite:///{self.folder}/catalog.db"
+        found = open_catalog(url, {"warehouse": self.warehouse, **self.properties})
+        return found if kind is None else kind(found.name, **found.properties)
 
     def put(self, first: int = 0, end: int = SEGMENTS) -> None:
         """These segments, which follow those that were put before."""
@@ -88,8 +108,10 @@ class TopicTable:
 
     def options(self, until: int | None = None) -> Any:
         end = {} if until is None else {"endingOffsets": json.dumps({TOPIC: {"0": until}})}
+        server = self._url("server.url")
+        place = {"tier": "cold"} if server is None else {"server": server}
         return read_options(
-            {"store": self.url, "tier": "cold", "includeHeaders": "true"} | SMALL | end, TOPIC
+            {"store": self.url, "includeHeaders": "true"} | place | SMALL | end, TOPIC
         )
 
     def run(self, *, catalog: Any = None, until: int | None = None) -> Synced:
@@ -294,6 +316,7 @@ def before_each_call(do: Callable[[], None]) -> None:
         (PyArrowFileIO, "new_output"),
         (PyArrowFileIO, "delete"),
         (SqlCatalog, "commit_table"),
+        (RestCatalog, "commit_table"),
     ):
         setattr(owner, name, _wrapped(getattr(owner, name), do))
 
