@@ -51,7 +51,11 @@ class Schemas:
 def _of_id(access: Access, is_cold: bool, schema_id: int) -> Source:
     if is_cold:
         return _stored.source(access, schema_id)
-    client = Connections(access).broker
+    return source_of_id(Connections(access).broker, schema_id)
+
+
+def source_of_id(client: Client, schema_id: int) -> Source:
+    """The schema that the registry has under this id, and what it refers to."""
     return _with_references(client, client.find_schema(schema_id).to_schema())
 
 

@@ -48,17 +48,22 @@ class AvroSchema:
 
     def check_value(self, encoded: bytes) -> None:
         """Raises Malformed."""
+        self.decode(encoded)
+
+    def decode(self, encoded: bytes) -> Any:
+        """Of a union the value alone, dates and decimals as text. Raises Malformed."""
         if self._has_empty_items:
             raise Malformed("it has an array of what takes no bytes, which may be of any length")
         stream = BytesIO(encoded)
         try:
-            fastavro.schemaless_reader(stream, self.types.schema, None)
+            found = fastavro.schemaless_reader(stream, self.types.schema, None)
         except (EOFError, ArithmeticError, RecursionError, StopIteration) as error:
             raise Malformed(f"it ends early, or is damaged: {type(error).__name__}") from error
         except (ValueError, LookupError, TypeError, MemoryError) as error:
             raise Malformed(str(error)[:500] or type(error).__name__) from error
         if stream.tell() != len(encoded):
             raise Malformed(f"{len(encoded) - stream.tell()} bytes follow its end")
+        return found
 
 
 def _empty_items(schema: Any, names: Mapping[str, Any], seen: set[str]) -> bool:

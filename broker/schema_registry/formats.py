@@ -35,6 +35,10 @@ class Parsed(Protocol):
         """A value without its head. Raises Malformed."""
         ...
 
+    def decode(self, encoded: bytes, /) -> Any:
+        """What such a value says, for msgspec to make JSON of. Raises Malformed."""
+        ...
+
 
 def parse_schema(source: Source) -> Parsed:
     """Raises Malformed."""

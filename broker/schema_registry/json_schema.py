@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jsonschema_rs
+import msgspec
 
 from tierlog.broker.schema_registry.json_compatibility import Document, json_incompatibilities
 from tierlog.broker.schema_registry.json_text import Malformed, decode_text, encode_text
@@ -48,6 +49,14 @@ class JsonSchema:
         if error is not None:
             path = "".join(f"/{part}" for part in error.instance_path)
             raise Malformed(f"{path or '/'}: {error.message[:500]}")
+
+    def decode(self, encoded: bytes) -> Any:
+        """The text itself, whether or not it is valid by the schema. Raises Malformed."""
+        try:
+            decode_text(encoded.decode())
+        except UnicodeDecodeError as error:
+            raise Malformed(f"not JSON: {error}") from error
+        return msgspec.Raw(encoded)
 
 
 def _validator(schema: Any, others: list[tuple[str, Any]]) -> jsonschema_rs.Validator:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from google.protobuf.message import DecodeError
 
 from tierlog.broker.schema_registry.json_text import Malformed
@@ -80,6 +80,18 @@ class ProtobufSchema:
 
     def check_value(self, encoded: bytes) -> None:
         """Raises Malformed."""
+        self._message(encoded)
+
+    def decode(self, encoded: bytes) -> Any:
+        """By Protobuf's mapping to JSON, with the fields' own names. Raises Malformed."""
+        try:
+            return json_format.MessageToDict(
+                self._message(encoded), preserving_proto_field_name=True
+            )
+        except (json_format.Error, ValueError, TypeError) as error:
+            raise Malformed(str(error)) from error
+
+    def _message(self, encoded: bytes) -> Any:
         indexes, position = _message_indexes(encoded)
         message = message_factory.GetMessageClass(self._message_at(indexes))()
         try:
@@ -90,6 +102,7 @@ class ProtobufSchema:
         missing = message.FindInitializationErrors()
         if missing:
             raise Malformed(f"it lacks required fields: {', '.join(missing)[:500]}")
+        return message
 
     def _message_at(self, indexes: Sequence[int]) -> Any:
         level = self._messages

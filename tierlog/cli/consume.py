@@ -114,6 +114,15 @@ IsolationOption = Annotated[
     typer.Option(help="read_committed skips records of aborted and of open transactions."),
 ]
 FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Keep waiting for new records.")]
+DecodeOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--decode/--raw",
+        help="Values as JSON, by the schemas whose ids they begin with, or as they are; by default "
+        "decoded if the topic's schema.validation says that they have one.",
+        show_default=False,
+    ),
+]
 FormatOption = Annotated[
     Format,
     typer.Option(
@@ -142,6 +151,7 @@ def consume(
     show: ShowOption = None,
     template: TemplateOption = None,
     format_: FormatOption = Format.VALUE,
+    decode: DecodeOption = None,
 ) -> None:
     """Print records; stops at the high watermark unless --follow is given."""
     from tierlog.client.wire import Limits
@@ -161,13 +171,19 @@ def consume(
                 "--last": last,
                 "--key": key,
                 "--grep": grep,
+                "--decode": decode or None,
             }
         )
         _batches(client, topic, partition, start=wanted, limits=limits)
         return
     _check_options(wanted, group=group, follow=follow)
+    decoded = _decoder(client, topic, decode)
+    if decoded is not None and matches is not None:
+        matches = partial(_matches_decoded, decoded, matches)
     reader = Reader(client, topic, partition, limits, group=group, matches=matches)
-    records = reader.read_range(wanted, follow=follow)
+    records: Iterable[ConsumedRecord] = reader.read_range(wanted, follow=follow)
+    if decoded is not None:
+        records = map(decoded, records)
     if follow:
         watch = partial(_exit_when_output_closes, client)
         Thread(target=watch, name="output-watch", daemon=True).start()
@@ -176,6 +192,28 @@ def consume(
     count, printed = _print(islice(records, max_records), to_line, flush=flush)
     if group is not None and printed is not None and count == max_records:
         client.commit_consumed(printed)  # it would count when the next one is asked for
+
+
+def _decoder(
+    client: Client, topic: str, decode: bool | None
+) -> Callable[[ConsumedRecord], ConsumedRecord] | None:
+    """None: values are printed as they are."""
+    if decode is None:
+        config = client.describe_topic(topic).config
+        decode = config.get("schema.validation", "none") != "none"
+    if not decode:
+        return None
+    from tierlog.cli.decoded_values import ValueDecoder  # it takes a third of a second to import
+
+    return ValueDecoder(client)
+
+
+def _matches_decoded(
+    decoded: Callable[[ConsumedRecord], ConsumedRecord],
+    matches: Callable[[ConsumedRecord], bool],
+    record: ConsumedRecord,
+) -> bool:
+    return matches(decoded(record))
 
 
 def _parts(

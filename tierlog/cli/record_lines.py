@@ -1,6 +1,7 @@
 """How `tierlog consume` prints a record.
 
 * A format is a list of parts: bytes that are the same for each record, and functions of a record.
+* A value that was decoded is JSON (`decoded_values`): a member of its line as it is, not as text.
 * Records are untrusted: on a terminal their control characters are escaped, those of the format are
   not.
 * Letters of a template are those of `kcat -f`.
@@ -82,6 +83,13 @@ _ESCAPES: Final = {"n": b"\n", "r": b"\r", "t": b"\t", "\\": b"\\"}
 _TOKEN: Final = re.compile(r"%(.?)|\\(?:x([0-9a-fA-F]{2})|(.?))|([^%\\]+)", re.DOTALL)
 
 
+def _value_member(value: bytes | None) -> dict[str, object]:
+    schema_id = getattr(value, "schema_id", None)
+    if schema_id is None or value is None:
+        return json_member("value", value)
+    return {"value": msgspec.Raw(value), "value_schema_id": schema_id}
+
+
 def json_line(record: ConsumedRecord) -> bytes:
     return msgspec.json.encode(
         {
@@ -89,7 +97,7 @@ def json_line(record: ConsumedRecord) -> bytes:
             "offset": record.offset,
             "timestamp": record.timestamp,
             **json_member("key", record.key),
-            **json_member("value", record.value),
+            **_value_member(record.value),
             "headers": [
                 {"name": name, **json_member("value", content)} for name, content in record.headers
             ],

@@ -163,3 +163,77 @@ def test_a_template_on_a_terminal_escapes_what_the_record_has_and_keeps_its_own(
 )
 def test_options_that_contradict_each_other_are_refused(log, options, expected):
     assert expected in log.fails(2, "consume", "log", *options)
+
+
+FLIGHT = {
+    "type": "record",
+    "name": "Flight",
+    "fields": [
+        {"name": "carrier", "type": "string"},
+        {"name": "at", "type": ["null", {"type": "long", "logicalType": "timestamp-millis"}]},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def decoded(broker):
+    """A topic of Avro, JSON and Protobuf, a tombstone, a value that is damaged, and plain text."""
+    import httpx2
+
+    from tests.fakes.command_line import Program
+    from tierlog import Client, NewRecord
+
+    tierlog = Program(broker.server)
+    tierlog.ok("topic", "create", "decoded")
+    heads = []
+    for subject, kind, schema in (
+        ("decoded-value", "AVRO", json.dumps(FLIGHT)),
+        ("decoded-json", "JSON", '{"type": "object"}'),
+        ("decoded-protobuf", "PROTOBUF", 'syntax = "proto3"; message F { string a_b = 1; }'),
+    ):
+        url = f"{broker.server}/subjects/{subject}/versions"
+        answer = httpx2.post(url, json={"schema": schema, "schemaType": kind})
+        heads.append(b"\0" + answer.json()["id"].to_bytes(4))
+    values = [
+        heads[0] + b"\4UA\2\0",
+        heads[1] + b'{\n  "price": 1.10\n}',
+        heads[2] + b"\0\n\1x",
+        None,
+        heads[0] + b"\4U",
+        b"plain",
+    ]
+    with Client(broker.server) as client:
+        client.produce("decoded", [NewRecord(value) for value in values], partition=0)
+    return tierlog, values
+
+
+AVRO, JSON, PROTOBUF = (
+    b'{"carrier":"UA","at":"1970-01-01T00:00:00Z"}',
+    b'{"price":1.10}',
+    b'{"a_b":"x"}',
+)
+
+
+def test_values_are_decoded_by_the_schemas_that_they_name(decoded):
+    tierlog, values = decoded
+    ran = tierlog.run("consume", "decoded", "--decode")
+    assert ran.returncode == 0, ran.stderr
+    expected = [AVRO, JSON, PROTOBUF, b"", values[4], b"plain"]
+    assert ran.stdout == b"".join(line + b"\n" for line in expected)
+    assert b"warning: decoded-0, offset 4: printed as it is: the value is not of sch" in ran.stderr
+    lines = tierlog.ok("consume", "decoded", "--decode", "--format", "json", "-n", "4").splitlines()
+    found = [json.loads(line) for line in lines]
+    assert found[0]["value"] == {"carrier": "UA", "at": "1970-01-01T00:00:00Z"}
+    assert found[0]["value_schema_id"] == int.from_bytes(values[0][1:5])
+    assert found[3]["value"] is None
+    assert "value_schema_id" not in found[3]
+    grepped = tierlog.ok("consume", "decoded", "--decode", "--grep", '"price":1', "-n", "1")
+    assert grepped == JSON + b"\n"
+
+
+def test_by_default_values_are_decoded_if_the_topic_checks_them(decoded):
+    tierlog, values = decoded
+    assert tierlog.ok("consume", "decoded", "-n", "1") == values[0] + b"\n"
+    tierlog.ok("topic", "alter", "decoded", "--config", "schema.validation=id")
+    assert tierlog.ok("consume", "decoded", "-n", "1") == AVRO + b"\n"
+    assert tierlog.ok("consume", "decoded", "-n", "1", "--raw") == values[0] + b"\n"

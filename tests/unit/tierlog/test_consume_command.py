@@ -64,6 +64,6 @@ def test_a_consumer_that_was_interrupted_before_the_end_says_so(
 
     client = nullcontext(SimpleNamespace(consume=interrupted))
     monkeypatch.setattr("tierlog.client.client.Client", lambda *_, **__: client)
-    assert program.run_command(["consume", "t", *group]) == program.INTERRUPTED
+    assert program.run_command(["consume", "t", "--raw", *group]) == program.INTERRUPTED
     program._flush_or_discard_output()
     assert capfdbinary.readouterr().out == b"v\n"
