@@ -158,13 +158,13 @@ CAUGHT_BY: dict[str, tuple[str, int]] = {
     "no LIST after the fence": ("fences", 1182),
     "the fence goes above the highest number, whatever is missing below": ("out of order", 1246),
     "numbers below the lowest listed are taken for collected": ("out of order", 2515),
-    "a fence is collected": ("fences", 93),
+    "a fence is collected": ("fences", 899),
     "a chain's highest object is collected": ("fences", 2201),
-    "the writer takes the next free number": ("chains", 3233),
+    "the writer takes the next free number": ("chains", 3715),
     "an object is acknowledged before it is read back": ("fences", 1),
     "a claim keeps the bucket in the set without the log's tail": ("tails", 3912),
     "the manifest is read before the last LIST of the chain": ("fences", 968),
-    "slices of another epoch are of the bucket's log": ("chains", 174),
+    "slices of another epoch are of the bucket's log": ("chains", 290),
     "what a chain has counts before the version that names it": ("two chains", 174),
 }
 """The scenario that catches each bug, and the seed of a walk that does."""
