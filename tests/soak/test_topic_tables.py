@@ -13,8 +13,13 @@ import pytest
 
 pytest.importorskip("pyiceberg")
 
+import polars as pl
+
 from tests.fakes.soak import MINUTES, soak_seed
+from tests.fakes.table_kills import KilledTable
 from tests.fakes.topic_tables import SEGMENTS, TopicTable, check_each_once, runs_of
+from tierlog.tables.catalog import load_table
+from tierlog.tables.errors_table import errors_name
 from tierlog.tables.maintain import Ages, maintain_table
 
 KILLS = 200
@@ -30,7 +35,7 @@ for name in ("avro", "iceberg"):
     (file,) = Path(sys.prefix).rglob(f"{name}.duckdb_extension")
     db.execute(f"load '{file}'")
 table = f"iceberg_scan('{sys.argv[1]}')"
-rows = db.execute(f'select "offset", octet_length(value) from {table} order by 1')
+rows = db.execute(f"select {sys.argv[2]} from {table} order by 1")
 print(json.dumps(rows.fetchall()))
 """
 
@@ -70,10 +75,25 @@ def check_each_once_so_far(table):
 
 
 @pytest.mark.soak
+def test_json_has_each_record_once_however_its_writers_and_the_broker_end(tmp_path, monkeypatch):
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+    killed = KilledTable(tmp_path, random.Random(soak_seed()))
+    try:
+        killed.run(kills=KILLS, seconds=MINUTES * 60)
+        killed.table.check_each_once()
+    finally:
+        killed.close()
+    print(killed.kills, "kills of", killed.sent, "records")
+    table, duckdb = killed.table, DuckDB(tmp_path)
+    offsets, errors = sorted(table.json_rows()), sorted(table.errors())
+    assert sorted(pl.scan_iceberg(table.load()).collect()["_offset"]) == offsets
+    assert duckdb.rows(table.load(), "_offset") == [[one] for one in offsets]
+    beside = load_table(table.open_catalog(), errors_name(table.name))
+    assert duckdb.rows(beside, '"offset"') == [[one] for one in errors]
+
+
+@pytest.mark.soak
 def test_duckdb_reads_each_record_once_also_after_maintenance(tmp_path):
-    environment = tmp_path / "environment"
-    for command in (["venv", environment], ["pip", "install", "--python", environment, *DUCKDB]):
-        subprocess.run([sys.executable, "-m", "uv", *command], check=True)
     table = TopicTable(tmp_path)
     table.put(0, 8)
     table.create()
@@ -81,8 +101,7 @@ def test_duckdb_reads_each_record_once_also_after_maintenance(tmp_path):
     maintain_table(table.open_catalog(), table.name, Ages(), log=print)
     table.put(8)
     table.run()
-    command = [environment / "bin/python", "-c", QUERY, table.load().metadata_location]
-    found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    found = DuckDB(tmp_path).rows(table.load(), '"offset", octet_length(value)')
     expected = table.expected()
     assert found == [
         [offset, len(value)]
@@ -90,3 +109,21 @@ def test_duckdb_reads_each_record_once_also_after_maintenance(tmp_path):
             *(expected[one].to_pylist() for one in ("offset", "value")), strict=True
         )
     ]
+
+
+class DuckDB:
+    """In an environment of its own."""
+
+    def __init__(self, folder):
+        environment = folder / "environment"
+        for command in (
+            ["venv", environment],
+            ["pip", "install", "--python", environment, *DUCKDB],
+        ):
+            subprocess.run([sys.executable, "-m", "uv", *command], check=True)
+        self._python = environment / "bin/python"
+
+    def rows(self, table, columns):
+        """In order of the first column."""
+        command = [self._python, "-c", QUERY, table.metadata_location, columns]
+        return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
