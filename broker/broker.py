@@ -105,7 +105,7 @@ class Broker:
                 self._topics, clock=clock, peers=None if members is None else peers
             )
             self.schema_validation = SchemaValidation(
-                self.schema_registry.find_source, now_ms=monotonic_ms
+                self.schema_registry.find, now_ms=monotonic_ms
             )
             self.groups = Groups(
                 self._topics,

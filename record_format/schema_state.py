@@ -56,6 +56,11 @@ class Source(NamedTuple):
     dependencies: tuple[tuple[str, str], ...] = ()
 
 
+class SourceOfId(NamedTuple):
+    schema_id: int
+    source: Source
+
+
 class RegistryState:
     def __init__(self) -> None:
         self._subjects: dict[str, dict[int, SubjectVersion]] = {}

@@ -29,7 +29,7 @@ from tierlog.broker.data_folder import TopicIdPartition
 from tierlog.broker.replication.messages import FetchedRows, ReplicaFetch
 from tierlog.broker.share_coordinator.share_state import StateAnswer, StateCall
 from tierlog.record_format.errors import ConfigurationError, PeerUnavailable
-from tierlog.record_format.schema_state import Source
+from tierlog.record_format.schema_state import SourceOfId
 from tierlog.record_format.topic_rules import ConfigValue
 from tierlog.record_format.workarounds import decode_json
 
@@ -140,8 +140,8 @@ class HttpPeers:
         place = f"{url}/v1/cluster/share-states"
         return self._read("POST", place, list[StateAnswer], {"calls": calls})
 
-    def find_schema(self, url: str, call: SchemaCall) -> list[Source]:
-        return self._read("POST", f"{url}/v1/cluster/schemas", list[Source], call)
+    def find_schema(self, url: str, call: SchemaCall) -> list[SourceOfId]:
+        return self._read("POST", f"{url}/v1/cluster/schemas", list[SourceOfId], call)
 
     def _read(
         self,

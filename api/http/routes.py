@@ -34,7 +34,7 @@ from tierlog.broker.reports import StorageReport
 from tierlog.broker.share_coordinator.share_state import StateAnswer
 from tierlog.broker.topics import TopicState
 from tierlog.record_format.findings import VerifyReport
-from tierlog.record_format.schema_state import Source
+from tierlog.record_format.schema_state import SourceOfId
 from tierlog.record_format.topic_rules import ConfigValue
 
 BINARY: Final[Any] = {"type": "string", "format": "binary"}
@@ -893,10 +893,10 @@ _CLUSTER_CALLS: Final = (
         path="/v1/cluster/schemas",
         endpoint=cluster.find_schema,
         summary="A partition's leader asks the schema registry's, to check values",
-        description="The kind and text of the schema with this id, and the names and texts of what "
-        "it refers to, if the subject has it; else nothing.",
+        description="Id, kind and text of the schema with this id, or of a version of the subject, "
+        "and the names and texts of what it refers to, if the subject has it; else nothing.",
         body={JSON: Body(schema=SchemaCall, example={"subject": "flights-value", "schema_id": 1})},
-        response={JSON: Body(schema=list[Source], example=[["AVRO", '"string"', []]])},
+        response={JSON: Body(schema=list[SourceOfId], example=[[1, ["AVRO", '"string"', []]]])},
         problems=("not-in-cluster", *ELSEWHERE),
         only_reads=True,
     ),

@@ -11,7 +11,7 @@ from tierlog.broker.cluster.leaders import LedPartition, Report
 from tierlog.broker.data_folder import TopicIdPartition
 from tierlog.broker.replication.messages import FetchedRows, ReplicaFetch
 from tierlog.broker.share_coordinator.share_state import StateAnswer, StateCall
-from tierlog.record_format.schema_state import Source
+from tierlog.record_format.schema_state import SourceOfId
 from tierlog.record_format.topic_rules import ConfigValue
 
 
@@ -103,10 +103,13 @@ class GroupConfigCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class SchemaCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """To the leader of `_schemas`: the schema with this id, if the subject has it."""
+    """To the leader of `_schemas`: the schema with this id, if the subject has it, or that of a
+    version of the subject, where -1 is the latest.
+    """
 
     subject: str
-    schema_id: int
+    schema_id: int | None = None
+    version: int | None = None
 
 
 class Peers(Protocol):
@@ -173,6 +176,6 @@ class Peers(Protocol):
         """Have who keeps these states there carry the calls out, in order; durably."""
         ...
 
-    def find_schema(self, url: str, call: SchemaCall) -> list[Source]:
+    def find_schema(self, url: str, call: SchemaCall) -> list[SourceOfId]:
         """The schema, or nothing."""
         ...

@@ -15,6 +15,7 @@ from tierlog.broker.schema_registry.avro_compatibility import (
     avro_incompatibilities,
     named,
 )
+from tierlog.broker.schema_registry.avro_json import encode_json
 from tierlog.broker.schema_registry.json_text import Malformed, decode_text, encode_text
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
@@ -45,6 +46,10 @@ class AvroSchema:
     def incompatibilities(self, writer: AvroSchema) -> list[str]:
         """Why this schema cannot read what was written with that one; empty if it can."""
         return avro_incompatibilities(self.types, writer.types)
+
+    def encode_value(self, text: bytes) -> bytes:
+        """Of its JSON. Raises Malformed."""
+        return encode_json(text, self.types)
 
     def check_value(self, encoded: bytes) -> None:
         """Raises Malformed."""

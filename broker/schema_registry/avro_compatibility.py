@@ -44,7 +44,7 @@ class _Comparison:
 
     def compare(self, reader: Any, writer: Any, path: str) -> Iterator[str]:
         reader, writer = named(reader, self._reader_names), named(writer, self._writer_names)
-        kind, written = _kind(reader), _kind(writer)
+        kind, written = kind_of(reader), kind_of(writer)
         if written == "union":
             for index, branch in enumerate(writer):
                 yield from self.compare(reader, branch, f"{path}{index}/")
@@ -100,7 +100,7 @@ class _Comparison:
 
     def _has_enum_default(self, schema: Any) -> bool:
         found = named(schema, self._reader_names)
-        return _kind(found) == "enum" and "default" in found
+        return kind_of(found) == "enum" and "default" in found
 
 
 def _compare_symbols(reader: Any, writer: Any, path: str) -> Iterator[str]:
@@ -124,7 +124,7 @@ def named(schema: Any, names: Mapping[str, Any]) -> Any:
             return schema
 
 
-def _kind(schema: Any) -> str:
+def kind_of(schema: Any) -> str:
     if isinstance(schema, list):
         return "union"
     kind = str(schema["type"] if isinstance(schema, dict) else schema)

@@ -31,6 +31,10 @@ class Parsed(Protocol):
     identity: str
 
     def incompatibilities(self, writer: Self, /) -> list[str]: ...
+    def encode_value(self, text: bytes, /) -> bytes:
+        """A value without its head, of its JSON. Raises Malformed."""
+        ...
+
     def check_value(self, encoded: bytes, /) -> None:
         """A value without its head. Raises Malformed."""
         ...

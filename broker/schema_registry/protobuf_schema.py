@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, EncodeError
 
 from tierlog.broker.schema_registry.json_text import Malformed
 from tierlog.broker.schema_registry.proto_parser import parse_proto
@@ -77,6 +77,15 @@ class ProtobufSchema:
     def incompatibilities(self, writer: ProtobufSchema) -> list[str]:
         """Why this schema cannot read what was written with that one; empty if it can."""
         return protobuf_incompatibilities(writer._types, self._types)
+
+    def encode_value(self, text: bytes) -> bytes:
+        """Of its JSON, as the first message of the file. Raises Malformed."""
+        message = message_factory.GetMessageClass(self._message_at([0]))()
+        try:
+            json_format.Parse(text, message, descriptor_pool=message.DESCRIPTOR.file.pool)
+            return b"\0" + bytes(message.SerializeToString())
+        except (json_format.ParseError, EncodeError, RecursionError) as error:
+            raise Malformed(f"it is no {message.DESCRIPTOR.full_name}: {error}") from error
 
     def check_value(self, encoded: bytes) -> None:
         """Raises Malformed."""

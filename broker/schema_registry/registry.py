@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -63,7 +63,7 @@ from tierlog.record_format.schema_state import (
     CONTEXT_PREFIX,
     INT_MAX,
     RegistryState,
-    Source,
+    SourceOfId,
     invalid_schema,
     source_of,
 )
@@ -240,15 +240,21 @@ class SchemaRegistry:
 
         return self.read(look)
 
-    def source_here(self, subject: str, schema_id: int) -> Source | None:
-        """The schema with this id, if the subject has it, or had. Raises InvalidSchema, and as
-        `read` does.
+    def find_here(self, call: SchemaCall) -> SourceOfId | None:
+        """The schema that is asked for, if the subject has it, or had one with the id. Raises
+        InvalidSchema, and as `read` does.
         """
 
-        def look(state: RegistryState) -> Source | None:
+        def look(state: RegistryState) -> SourceOfId | None:
+            schema_id = call.schema_id
+            if call.version is not None:
+                with suppress(UnknownSchema):
+                    schema_id = state.version(call.subject, call.version).schema_id
+            if schema_id is None or not state.has_id(call.subject, schema_id):
+                return None
             schema = state.schema(schema_id)
-            is_its = schema is not None and state.has_id(subject, schema_id)
-            return source_of(state, schema) if schema is not None and is_its else None
+            assert schema is not None, "the subject has it"
+            return SourceOfId(schema_id, source_of(state, schema))
 
         return self.read(look)
 
@@ -261,14 +267,14 @@ class SchemaRegistry:
 
         return self.read(look)
 
-    def find_source(self, subject: str, schema_id: int) -> Source | None:
-        """As `source_here`, or by asking the leader. Raises PeerUnavailable, too."""
+    def find(self, call: SchemaCall) -> SourceOfId | None:
+        """As `find_here`, or by asking the leader. Raises PeerUnavailable, too."""
         try:
-            return self.source_here(subject, schema_id)
+            return self.find_here(call)
         except NotLeader as elsewhere:
             if self._peers is None:
                 raise
-            found = self._peers.find_schema(elsewhere.url, SchemaCall(subject, schema_id))
+            found = self._peers.find_schema(elsewhere.url, call)
             return found[0] if found else None
 
     def problems_with(self, subject: str, schema: Schema, number: int | None) -> list[str]:

@@ -1,4 +1,5 @@
-"""Checks the values of produced records against the schemas of their topic (`schema.validation`).
+"""Checks the values of produced records against the schemas of their topic (`schema.validation`),
+and encodes those that are given as JSON.
 
 * The subject is `<topic>-value`. With `id` a value begins with the id of one of its schemas, a zero
   byte and four; with `full` the rest of it is decoded, too. A null value, a tombstone, passes.
@@ -15,14 +16,15 @@ from functools import lru_cache
 from itertools import islice
 from typing import Final, NamedTuple
 
+from tierlog.broker.cluster.peers import SchemaCall
 from tierlog.broker.schema_registry.formats import parse_schema
 from tierlog.broker.schema_registry.json_text import Malformed
 from tierlog.record_format.errors import NotLeader, RetriableError
 from tierlog.record_format.produced import CheckValues, RefusedValues
 from tierlog.record_format.record_walk import HEAD_BYTES
-from tierlog.record_format.schema_state import Source
+from tierlog.record_format.schema_state import LATEST, Source, SourceOfId
 
-FindSource = Callable[[str, int], Source | None]
+FindSchema = Callable[[SchemaCall], SourceOfId | None]
 KNOWN_MS: Final = 30_000
 _ID_MAX: Final = 2**32 - 1  # behind a zero byte
 _KNOWN_MAX: Final = 10_000
@@ -39,7 +41,7 @@ class _Known(NamedTuple):
 class SchemaValidation:
     """`find` raises NotLeader and retriable errors."""
 
-    def __init__(self, find: FindSource, *, now_ms: Callable[[], int]) -> None:
+    def __init__(self, find: FindSchema, *, now_ms: Callable[[], int]) -> None:
         self._find, self._now_ms = find, now_ms
         self._known: dict[tuple[str, int], _Known] = {}
         self._parse = lru_cache(_PARSED_MAX)(parse_schema)
@@ -66,7 +68,7 @@ class SchemaValidation:
             try:
                 self._parse(source).check_value(value[HEAD_BYTES:])
             except Malformed as error:
-                return f"the value is not of schema {schema_id} of the subject {subject!r}: {error}"
+                return _no_value(schema_id, subject, error)
         return ""
 
     def _source(self, subject: str, schema_id: int) -> Source | None:
@@ -75,18 +77,45 @@ class SchemaValidation:
         if known is not None and now_ms - known.asked_ms < KNOWN_MS:
             return known.source
         try:
-            source = self._find(subject, schema_id)
+            found = self._find(SchemaCall(subject, schema_id))
         except (RetriableError, NotLeader):
             if known is None:
                 raise
             return known.source
-        if source is None:
+        if found is None:
             self._known.pop(key, None)
             return None
         if len(self._known) >= _KNOWN_MAX:
             self._known.clear()
-        self._known[key] = _Known(source, now_ms)
-        return source
+        self._known[key] = _Known(found.source, now_ms)
+        return found.source
+
+    def encoder(self, call: SchemaCall) -> Callable[[bytes], bytes]:
+        """Encodes values of JSON by a schema, its id before each. Both raise Malformed, and the
+        former retriable errors. A version is looked for each time: the latest may be another now.
+        """
+        found = None
+        if call.version is not None:
+            found = self._find(call)
+        elif call.schema_id is not None and (source := self._source(call.subject, call.schema_id)):
+            found = SourceOfId(call.schema_id, source)
+        if found is None:
+            version = "latest" if call.version == LATEST else call.version
+            what = f"id {call.schema_id}" if version is None else f"version {version}"
+            raise Malformed(f"{what} is no schema of the subject {call.subject!r}")
+        parsed, head = self._parse(found.source), b"\0" + found.schema_id.to_bytes(4)
+
+        def encode(text: bytes) -> bytes:
+            try:
+                return head + parsed.encode_value(text)
+            except Malformed as error:
+                raise Malformed(_no_value(found.schema_id, call.subject, error)) from error
+
+        return encode
+
+
+def _no_value(schema_id: int, subject: str, error: Malformed) -> str:
+    return f"the value is not of schema {schema_id} of the subject {subject!r}: {error}"
 
 
 class _Check(NamedTuple):

@@ -31,7 +31,7 @@ from tierlog.broker.share_coordinator.share_state import StateAnswer, StateCall
 from tierlog.host.file_slice import close_all
 from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import PeerUnavailable
-from tierlog.record_format.schema_state import Source
+from tierlog.record_format.schema_state import SourceOfId
 from tierlog.record_format.topic_rules import ConfigValue
 
 
@@ -107,9 +107,9 @@ class DirectPeers:
         self.cluster(url)
         return self.brokers[url].share_groups.answer_states(calls)
 
-    def find_schema(self, url: str, call: SchemaCall) -> list[Source]:
+    def find_schema(self, url: str, call: SchemaCall) -> list[SourceOfId]:
         self.cluster(url)
-        found = self.brokers[url].schema_registry.source_here(call.subject, call.schema_id)
+        found = self.brokers[url].schema_registry.find_here(call)
         return [] if found is None else [found]
 
 

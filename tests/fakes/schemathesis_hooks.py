@@ -111,6 +111,10 @@ def _keep_rules_of_query(query: MutableMapping[str, Any], media_type: str) -> No
     if media_type != OCTETS:
         query.pop("key", None)
     query.pop("envelope", None)
+    if media_type in (OCTETS, BATCHES):
+        query.pop("value_schema_id", None)
+    if media_type in (OCTETS, BATCHES) or "value_schema_id" in query:
+        query.pop("value_schema_version", None)
 
 
 def _keep_rules_of_headers(headers: MutableMapping[str, Any], media_type: str) -> None:

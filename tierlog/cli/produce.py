@@ -78,6 +78,14 @@ KeyColumn = Annotated[
 Delimiter = Annotated[
     str, typer.Option(metavar="C", help=r"For csv: the character between cells; \t is a tab.")
 ]
+ValueSchema = Annotated[
+    str | None,
+    typer.Option(
+        metavar="VERSION",
+        help="Have the broker encode the values, which are JSON, by a schema of the subject "
+        "TOPIC-value: latest, a version's number, or id: and an id.",
+    ),
+]
 AcksOption = Annotated[Acks, typer.Option(help="0 (not confirmed), 1 (written) or all (flushed).")]
 BatchRecords = Annotated[
     int, typer.Option(min=1, max=1_000_000, help="Maximum number of records per request.")
@@ -95,6 +103,7 @@ def produce(
     key_separator: KeySeparator = None,
     key_column: KeyColumn = None,
     delimiter: Delimiter = ",",
+    value_schema: ValueSchema = None,
     acks: AcksOption = "all",
     batch_records: BatchRecords = 10_000,
     output: OutputOption = Output.AUTO,
@@ -106,10 +115,10 @@ def produce(
     JSON object per row; batches, Kafka's record batches unchanged.
     """
     file = None if str(file) == "-" else file  # the usual name of standard input
-    kind = format_ or format_of(file)
+    kind = _checked_format(format_, file, encoded=value_schema is not None)
     key = _key_source(kind, separator=key_separator, column=key_column)
     delimiter = _checked_delimiter(kind, delimiter)
-    target = _Target(client, topic, partition, acks)
+    target = _Target(client, topic, partition, acks, value_schema)
     send = target.append_envelopes if kind is Format.ENVELOPE else target.append_records
     batcher = RequestBatcher(send, max_records=batch_records, max_bytes=MAX_REQUEST_BYTES)
     with (
@@ -133,17 +142,31 @@ class _Target:
     `append_batches` reads its input to the end.
     """
 
-    def __init__(self, client: Client, topic: str, partition: int | None, acks: Acks) -> None:
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        partition: int | None,
+        acks: Acks,
+        value_schema: str | None,
+    ) -> None:
         from tierlog.client.problems import AppendWarning
 
         self._client, self._topic, self._partition, self._acks = client, topic, partition, acks
+        self._value_schema = value_schema
         warnings.simplefilter("ignore", AppendWarning)  # the summary shows them
         self.summary = _Summary(topic)
         self.on_appended: Callable[[int], None] = lambda _: None  # given the number of records
 
     def append_records(self, records: list[Any]) -> None:
         self._appended(
-            self._client.produce(self._topic, records, partition=self._partition, acks=self._acks)
+            self._client.produce(
+                self._topic,
+                records,
+                partition=self._partition,
+                acks=self._acks,
+                value_schema=self._value_schema,
+            )
         )
 
     def append_envelopes(self, lines: list[Any]) -> None:
@@ -156,6 +179,7 @@ class _Target:
             partition=self._partition,
             acks=self._acks,
             envelope=True,
+            value_schema=self._value_schema,
         )
         self._appended(self._client.call(call))
 
@@ -176,6 +200,16 @@ class _Target:
         self.summary.add_response(response)
         self.on_appended(self.summary.records)
         self._client.retries = RETRY_OVER_RESTART  # broker and topic exist
+
+
+def _checked_format(given: Format | None, file: Path | None, *, encoded: bool) -> Format:
+    """What a schema encodes is JSON."""
+    if not encoded:
+        return given or format_of(file)
+    if given in {Format.LINES, Format.BATCHES}:
+        raise typer.BadParameter("--value-schema requires values that are JSON: --format ndjson")
+    found = given or format_of(file)
+    return Format.NDJSON if found is Format.LINES else found
 
 
 def _key_source(kind: Format, *, separator: str | None, column: str | None) -> str | None:

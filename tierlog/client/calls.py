@@ -160,16 +160,30 @@ def produce(
     partition: int | None = None,
     acks: Acks = "all",
     sequenced: Sequenced | None = None,
+    value_schema: str | int | None = None,
 ) -> Call[responses.ProduceResponse]:
-    """Append records as JSON in one request. After AnswerLost they may or may not be appended."""
+    """Append records as JSON in one request. After AnswerLost they may or may not be appended.
+
+    `value_schema`: values are JSON, and the broker encodes them by a schema of the subject
+    `<topic>-value`: "latest", a version's number, or "id:" and an id.
+    """
     return produce_body(
         topic,
-        to_json(records),
+        to_json(records, of_json=value_schema is not None),
         content_type=JSON,
         partition=partition,
         acks=acks,
         sequenced=sequenced,
+        value_schema=value_schema,
     )
+
+
+def _named_schema(given: str | int | None) -> dict[str, str]:
+    if given is None:
+        return {}
+    text = str(given)
+    named = "value_schema_id" if text.startswith("id:") else "value_schema_version"
+    return {named: text.removeprefix("id:")}
 
 
 def produce_encoded(
@@ -230,6 +244,7 @@ def produce_body(
     expected_offset: int | None = None,
     transactional_id: str | None = None,
     envelope: bool = False,
+    value_schema: str | int | None = None,
 ) -> Call[responses.ProduceResponse]:
     """Produce a body of any media type that the API accepts."""
     path = _topic_path(topic) if partition is None else partition_path(topic, partition)
@@ -249,7 +264,9 @@ def produce_body(
         -1 if partition is None else partition,
         -1 if expected_offset is None else expected_offset,
     )
-    parameters = query(acks=check_acks(acks), envelope=envelope or None)
+    parameters = query(
+        acks=check_acks(acks), envelope=envelope or None, **_named_schema(value_schema)
+    )
     request = Request("POST", f"{path}/records", parameters, fields, body, subject=subject)
     # A conditional append is not retried either: the retry would fail on the log end that the first
     # attempt moved, and hide its success. The caller has to check.

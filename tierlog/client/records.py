@@ -27,6 +27,7 @@ Time = int | str | datetime
 
 MAX_TIME: Final = 2**63 - 1
 
+_SOURCE: Final = msgspec.json.Decoder(msgspec.Raw)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LEAP_SECOND: Final = re.compile(r"(?<=[Tt ]\d\d:\d\d:)60")
 
@@ -126,9 +127,18 @@ class ConsumedRecord(NamedTuple):
     headers: Headers
 
 
-def to_json(records: Iterable[NewRecord | Value]) -> bytes:
-    """The body of a JSON produce request."""
-    return msgspec.json.encode({"records": [_to_member(record) for record in as_records(records)]})
+def to_json(records: Iterable[NewRecord | Value], *, of_json: bool = False) -> bytes:
+    """The body of a JSON produce request; `of_json`: values are JSON, not text."""
+    members = [_to_member(record, of_json=of_json) for record in as_records(records)]
+    return msgspec.json.encode({"records": members})
+
+
+def _json_source(value: Value) -> JsonSource | None:
+    source = to_bytes(value, name="value")
+    try:
+        return None if source is None else _SOURCE.decode(source)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"value: not JSON: {error}") from error
 
 
 def as_records(records: Iterable[NewRecord | Value]) -> list[NewRecord]:
@@ -141,8 +151,10 @@ def as_records(records: Iterable[NewRecord | Value]) -> list[NewRecord]:
     return [record if isinstance(record, NewRecord) else NewRecord(record) for record in records]
 
 
-def _to_member(record: NewRecord) -> dict[str, object]:
+def _to_member(record: NewRecord, *, of_json: bool) -> dict[str, object]:
     member = json_member("value", record.value)
+    if of_json:
+        member = {"value": _json_source(record.value)}
     if record.key is not None:
         member |= json_member("key", record.key)
     if record.timestamp is not None:

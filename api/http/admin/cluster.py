@@ -149,8 +149,7 @@ async def find_schema(
     context: TheContext, body: Annotated[SchemaCall, body_as(SchemaCall)]
 ) -> Response:
     _cluster_of(context)
-    source_here = context.broker.schema_registry.source_here
-    found = await context.read(source_here, body.subject, body.schema_id)
+    found = await context.read(context.broker.schema_registry.find_here, body)
     return JsonResponse([] if found is None else [found])
 
 

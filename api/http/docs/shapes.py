@@ -90,6 +90,10 @@ QUERY_PARAMETERS: Final[Mapping[str, str]] = {
     "max_bytes": "at most this much of the log, but always at least one batch or record",
     "max_records": "at most this many records, or the batches that contain them",
     "min_bytes": "with wait_ms: wait until this much can be read",
+    "value_schema_id": "encode each value, which is JSON, by the schema of the subject "
+    "`<topic>-value` that has this id",
+    "value_schema_version": "encode each value, which is JSON, by this version of the subject "
+    "`<topic>-value`, or by the latest",
     "normalize": "as if it were not given: schemas that say the same are one",
     "offset": "of a log: a number, earliest, latest or earliest-local, not together with "
     "timestamp; of a list: how many are left out",

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from itertools import accumulate
-from typing import Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 import structlog
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from tierlog.api.http.context import AllCompleted, Context
 from tierlog.api.http.exchange import record_time
@@ -29,6 +29,7 @@ from tierlog.api.http.schemas import Accepted, PartitionResult, Produced
 from tierlog.api.http.transactions import as_problem
 from tierlog.api.serving.produced_batches import AS_PRODUCED
 from tierlog.broker.partition import Partition
+from tierlog.broker.schema_registry.json_text import Malformed
 from tierlog.broker.topics import Topic
 from tierlog.hot_tier.config_words import in_words
 from tierlog.hot_tier.log_config import LogConfig
@@ -55,9 +56,11 @@ from tierlog.record_format.produced import (
     timestamp_problem,
 )
 from tierlog.record_format.record_walk import HEAD_BYTES
+from tierlog.record_format.schema_state import INT_MAX
 
 log = structlog.get_logger(__name__)
 _OLD: Final = "older-than-retention"
+_VERSION: Final = "^(latest|[1-9][0-9]{0,8})$"
 
 
 class ProduceQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,6 +68,12 @@ class ProduceQuery(msgspec.Struct, forbid_unknown_fields=True):
     envelope: bool = False
     key: str | UnsetType = UNSET
     key_base64: str | UnsetType = UNSET
+    value_schema_id: Annotated[int, Meta(ge=1, le=INT_MAX)] | UnsetType = UNSET
+    value_schema_version: Annotated[str, Meta(pattern=_VERSION)] | UnsetType = UNSET
+
+    @property
+    def names_schema(self) -> bool:
+        return self.value_schema_id is not UNSET or self.value_schema_version is not UNSET
 
 
 class ProducerState(NamedTuple):
@@ -170,8 +179,23 @@ def _check_values(columns: RecordColumns, check: CheckValues) -> None:
     found = check(b"".join(filter(None, columns.values)), starts, ends)
     if found is not None:
         loc = columns.path(found.records[0], "value")
-        problem = found.problem.partition(": ")[2]
-        raise SchemaMismatch(f"{loc}: {problem}", problems=(FieldProblem(loc, problem),))
+        raise mismatch(loc, found.problem.partition(": ")[2])
+
+
+def encode_values(columns: RecordColumns, encode: Callable[[bytes], bytes]) -> RecordColumns:
+    """Of values that are JSON; null stays null. Raises SchemaMismatch."""
+    values = list(columns.values)
+    for row, value in enumerate(values):
+        if value is not None:
+            try:
+                values[row] = encode(value)
+            except Malformed as error:
+                raise mismatch(columns.path(row, "value"), str(error)) from error
+    return columns._replace(values=values)
+
+
+def mismatch(loc: str, problem: str) -> SchemaMismatch:
+    return SchemaMismatch(f"{loc}: {problem}", problems=(FieldProblem(loc, problem),))
 
 
 def _timestamps(columns: RecordColumns, limits: ProduceLimits) -> list[int]:

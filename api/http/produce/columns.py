@@ -31,7 +31,12 @@ from tierlog.api.http.produce.repeated_members import (
 from tierlog.api.http.settings import MAX_PARTITION
 from tierlog.api.http.strict_json import MAX_TIMESTAMP, parse_time
 from tierlog.record_format.encode import Headers
-from tierlog.record_format.errors import FieldProblem, InvalidRecord, TooManyRecords
+from tierlog.record_format.errors import (
+    FieldProblem,
+    InvalidRecord,
+    SchemaMismatch,
+    TooManyRecords,
+)
 
 Content = bytes | None
 PathOf = Callable[[int, str], str]  # the path of a row's member in the request
@@ -105,31 +110,40 @@ _TEXT: Final = msgspec.json.Decoder(str)
 _ANY: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
-def parse_json(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
-    """`{"records": […]}`. Raises InvalidRequest, InvalidRecord, TooManyRecords."""
+def parse_json(
+    body: bytes | bytearray, *, records_max: int, as_json: bool = False
+) -> RecordColumns:
+    """`{"records": […]}`. `as_json`: values are kept as their JSON, strings too. Raises
+    InvalidRequest, InvalidRecord, TooManyRecords.
+    """
     _check_text(body)
     _check_candidates(count_byte(body, b"{"), records_max=records_max)
     decoded = strict_json.decode(body, _RECORDS)
     _check_count(len(decoded.records), records_max=records_max)
     refuse_repeated_in_object(body, decoded, decoded.records)
-    return _columns(decoded.records, None)
+    return _columns(decoded.records, None, as_json=as_json)
 
 
-def parse_envelopes(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
+def parse_envelopes(
+    body: bytes | bytearray, *, records_max: int, as_json: bool = False
+) -> RecordColumns:
     """NDJSON, one record object per line."""
     records, lines = _decode_lines(
         body, _RECORD, are_lines=_records_are_lines, records_max=records_max
     )
     refuse_repeated_in_lines(body, records)
-    return _columns(records, lines)
+    return _columns(records, lines, as_json=as_json)
 
 
-def parse_values(body: bytes | bytearray, *, records_max: int) -> RecordColumns:
+def parse_values(
+    body: bytes | bytearray, *, records_max: int, as_json: bool = False
+) -> RecordColumns:
     """NDJSON, one value per line."""
     values, lines = _decode_lines(body, _ANY, are_lines=_values_are_lines, records_max=records_max)
     if not values:
         raise _no_record()
-    return RecordColumns(list(map(stored_bytes, values)), lines=lines, has_members=False)
+    stored = _source_text if as_json else stored_bytes
+    return RecordColumns(list(map(stored, values)), lines=lines, has_members=False)
 
 
 def single_value(body: bytes | bytearray, *, key: Content) -> RecordColumns:
@@ -150,6 +164,11 @@ def stored_bytes(raw: msgspec.Raw) -> Content:
     text = bytes(raw)
     if text[0] == _QUOTE:
         return text[1:-1] if _BACKSLASH not in text else _TEXT.decode(text).encode()
+    return None if text == b"null" else text
+
+
+def _source_text(raw: msgspec.Raw) -> Content:
+    text = bytes(raw)
     return None if text == b"null" else text
 
 
@@ -177,13 +196,18 @@ class _MemberColumns(NamedTuple):
         )
 
 
-def _columns(records: Sequence[RecordIn], lines: Sequence[int] | None) -> RecordColumns:
+def _columns(
+    records: Sequence[RecordIn], lines: Sequence[int] | None, *, as_json: bool
+) -> RecordColumns:
     """`lines` are the records' line numbers; without them a record's path has its index."""
     if not records:
         raise _no_record()
     given = _MemberColumns.by(records)
     keys = _contents(given.keys)
-    columns = RecordColumns(_contents(given.values), keys, lines=lines)
+    values = _contents(given.values, _source_text if as_json else stored_bytes)
+    columns = RecordColumns(values, keys, lines=lines)
+    if as_json:
+        _refuse_bytes(given.values_base64, at=columns.path)
     if any(column.count(UNSET) < len(column) for column in given[2:]):
         columns = _with_others(columns, given)
     assert columns.keys is not None, "set above"
@@ -191,13 +215,22 @@ def _columns(records: Sequence[RecordIn], lines: Sequence[int] | None) -> Record
     return columns if has_keys else columns._replace(keys=None)
 
 
-def _contents(given: list[msgspec.Raw | UnsetType]) -> list[Content]:
+def _refuse_bytes(given: Sequence[bytes | UnsetType | None], *, at: PathOf) -> None:
+    for row, coded in enumerate(given):
+        if isinstance(coded, bytes):
+            loc, msg = at(row, "value_base64"), "give value: what a schema encodes is JSON"
+            raise SchemaMismatch(f"{loc}: {msg}", problems=(FieldProblem(loc, msg),))
+
+
+def _contents(
+    given: list[msgspec.Raw | UnsetType], stored: Callable[[msgspec.Raw], Content] = stored_bytes
+) -> list[Content]:
     missing = given.count(UNSET)
     if missing == len(given):
         return [None] * missing
     if not missing:
-        return list(map(stored_bytes, cast("list[msgspec.Raw]", given)))
-    return [None if isinstance(raw, UnsetType) else stored_bytes(raw) for raw in given]
+        return list(map(stored, cast("list[msgspec.Raw]", given)))
+    return [None if isinstance(raw, UnsetType) else stored(raw) for raw in given]
 
 
 def _with_others(columns: RecordColumns, given: _MemberColumns) -> RecordColumns:

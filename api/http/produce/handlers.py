@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Final
 from urllib.parse import unquote
@@ -29,6 +29,8 @@ from tierlog.api.http.produce.append import (
     ProducerState,
     append_batches,
     build_appends,
+    encode_values,
+    mismatch,
 )
 from tierlog.api.http.produce.columns import (
     Content,
@@ -51,7 +53,9 @@ from tierlog.api.serving.produced_batches import (
     limits_of,
     stays_as_produced,
 )
+from tierlog.broker.cluster.peers import SchemaCall
 from tierlog.broker.partition import Partition
+from tierlog.broker.schema_registry.json_text import Malformed
 from tierlog.broker.topic_registry import INTERNAL_PREFIX
 from tierlog.broker.transaction_coordinator.transaction import ProducerEpoch
 from tierlog.hot_tier.log_writer import Acks
@@ -65,6 +69,7 @@ from tierlog.record_format.errors import (
     UnknownPartition,
 )
 from tierlog.record_format.produced import ProducedBatches
+from tierlog.record_format.schema_state import LATEST
 from tierlog.record_format.topic_rules import partition_for_key
 
 _ACKS: Final[Mapping[str, Acks]] = {
@@ -204,6 +209,14 @@ def _check_parameters(query: ProduceQuery, media_type: str) -> None:
     for name, given in (("key", query.key), ("key_base64", query.key_base64)):
         if given is not UNSET and media_type != header_values.OCTETS:
             strict_json.refuse_field(name, f"only supported with {header_values.OCTETS}")
+    for name, named in (
+        ("value_schema_id", query.value_schema_id),
+        ("value_schema_version", query.value_schema_version),
+    ):
+        if named is not UNSET and media_type not in (header_values.JSON, header_values.NDJSON):
+            strict_json.refuse_field(name, "only supported with values that are JSON")
+    if query.value_schema_id is not UNSET and query.value_schema_version is not UNSET:
+        strict_json.refuse_field("value_schema_version", "give it or value_schema_id, not both")
     if query.key is not UNSET and query.key_base64 is not UNSET:
         strict_json.refuse_field("key_base64", "give key or key_base64, not both")
 
@@ -259,7 +272,9 @@ def _work_bytes(request: ProduceRequest, body: bytes | bytearray, encoding: str)
     goes to a thread. A raw batch that is stored unchanged takes less than a sixteenth of the time,
     and handing it to a thread costs as much as checking 1 MiB of it.
     """
-    if encoding or request.topic.config.schema_validation != "none":  # it may have to be looked for
+    if encoding or request.query.names_schema:
+        return UNKNOWN_SIZE
+    if request.topic.config.schema_validation != "none":  # it may have to be looked for
         return UNKNOWN_SIZE
     if request.media_type != header_values.BATCHES:
         return len(body)
@@ -303,9 +318,26 @@ def _prepare(
             _check_transactional(produced)
         return {request.partition.number: produced}
     columns = _parse(request, body, records_max=settings.records_max)
+    if request.query.names_schema:
+        columns = encode_values(columns, _encoder(context, request))
     return build_appends(
         _by_partition(request, columns), limits, config.compression_type, request.producer
     )
+
+
+def _encoder(context: Context, request: ProduceRequest) -> Callable[[bytes], bytes]:
+    """Raises SchemaMismatch, and retriable errors."""
+    subject, given = f"{request.topic.record.name}-value", request.query.value_schema_version
+    if isinstance(given, str):
+        call = SchemaCall(subject, version=LATEST if given == "latest" else int(given))
+    else:
+        assert isinstance(request.query.value_schema_id, int), "it names a schema"
+        call = SchemaCall(subject, request.query.value_schema_id)
+    try:
+        return context.broker.schema_validation.encoder(call)
+    except Malformed as error:
+        named = "value_schema_id" if call.version is None else "value_schema_version"
+        raise mismatch(named, str(error)) from error
 
 
 def _check_transactional(produced: ProducedBatches) -> None:
@@ -319,12 +351,12 @@ def _check_transactional(produced: ProducedBatches) -> None:
 
 
 def _parse(request: ProduceRequest, body: bytes | bytearray, *, records_max: int) -> RecordColumns:
-    if request.media_type == header_values.JSON:
-        return parse_json(body, records_max=records_max)
     if request.media_type == header_values.OCTETS:
         return single_value(body, key=_key(request.query))
     parse = parse_envelopes if request.query.envelope else parse_values
-    return parse(body, records_max=records_max)
+    if request.media_type == header_values.JSON:
+        parse = parse_json
+    return parse(body, records_max=records_max, as_json=request.query.names_schema)
 
 
 def _key(query: ProduceQuery) -> bytes | None:
