@@ -78,6 +78,18 @@ class Checkpoints:
             ):
                 self.save()
 
+    def forget_log(self, place: TopicPartition) -> None:
+        """Remove, durably, the rows of a log that is gone, before there is another. The others stay
+        as they are in the files: at the start their logs are not open yet.
+        """
+        with self._lock:
+            for name in self._rows:
+                rows = self._folder.read_checkpoint(name)
+                if place in rows:
+                    self._rows[name] = None
+                    kept = {one: at for one, at in rows.items() if one != place}
+                    self._folder.write_checkpoint(name, kept)
+
     def save(self) -> None:
         """Bring all three files up to date."""
         with self._lock:

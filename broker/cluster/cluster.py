@@ -38,6 +38,7 @@ from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.log_opener import LogOpener
 from tierlog.broker.partition import Partition
 from tierlog.broker.replication.replicas import THREADS_MAX, Replicas
+from tierlog.broker.replication.store_writer import StoreWriter
 from tierlog.broker.replication.write_ahead_garbage import WriteAheadGarbage
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.topic_registry import TopicRecord
@@ -98,6 +99,12 @@ class Cluster:
             peers,
             opener=opener,
             settings=settings,
+            store_writer=StoreWriter(
+                bucket.store,
+                folder.owner,
+                flush_ms=settings.store_flush_ms,
+                object_max_bytes=settings.store_flush_max_bytes,
+            ),
             on_moved=self._note_moved,
             gone=self.error_for,
             name=self._name_to_lead,

@@ -275,6 +275,18 @@ class Replica:
             self.go_offline(f"its leader parts from it at {offset}, below what is committed")
             raise LogOfflineError(f"{self}: it was to be cut below its high watermark")
 
+    def follow_manifest(self, manifest: Manifest | None) -> None:
+        """What it names is committed, and its log start too: a leader of before may have advanced
+        both.
+        """
+        if manifest is None:
+            return
+        flushed_end = self.log.flushed_end
+        self.log.commit_up_to(min(manifest.end_offset, flushed_end))
+        start = min(manifest.log_start_offset, flushed_end)
+        if start > self.log.log_start_offset:
+            self._on_log_start(self, start)
+
     # --- with the bucket's log --------------------------------------------------------------------
 
     def begin_with_store(self, manifest: Manifest | None) -> None:

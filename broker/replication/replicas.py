@@ -79,6 +79,7 @@ class Replicas:
         *,
         opener: LogOpener,
         settings: BrokerSettings,
+        store_writer: StoreWriter,
         on_moved: Callable[[Partition], None],
         gone: Callable[[TopicRecord, int], TierlogError],
         name: Callable[[int, Sequence[TopicIdPartition]], None],
@@ -100,13 +101,8 @@ class Replicas:
         self._to_tell: list[Replica] = []  # led here since the others were told
         self._is_telling = False
         self._is_closed = False
-        self._store_writer = StoreWriter(
-            bucket.store,
-            folder.owner,
-            flush_ms=settings.store_flush_ms,
-            object_max_bytes=settings.store_flush_max_bytes,
-        )
-        self._store = StoreMember(self._store_writer, bucket.store)
+        self._store_writer = store_writer
+        self._store = StoreMember(store_writer, bucket.store)
         answers = FetchAnswers(self._replicas, monotonic=timing.monotonic)
         self.take_fetch = answers.take_fetch
         self.elections = Elections(
@@ -178,9 +174,12 @@ class Replicas:
         kept, was_opened = self._files.read_kept(place)
         exists = self._folder.partition_folder(record.name, place[1]).exists()
         if was_opened and not exists:
-            kept = election.renew(kept)
+            kept, was_opened = election.renew(kept), False
             self._files.write_kept(place, kept, was_opened=False)  # before there is an empty log
             log.warning("a replica's log is gone: it begins anew", topic=record.name)
+        if not was_opened and at_start:
+            self._topics.checkpoints.forget_log((record.name, place[1]))
+            recovery_point = log_start_offset = None
         wanted = Wanted(
             record, place[1], recovery_point, log_start_offset, at_start=at_start and exists
         )
@@ -425,7 +424,9 @@ class Replicas:
         topic = self._topics.find_by_id(replica.place[0])
         partition = self._opener.lead(replica.log, topic.record, epoch=in_force.epoch)
         try:
-            self._follow_manifest(replica, partition)
+            if replica.log.log_end_offset > 0:
+                partition.load_manifest()
+                replica.follow_manifest(partition.manifest)
             replica.log.begin_term(in_force.epoch)
         except BaseException:  # it claims again, and until then it is a follower's log
             partition.retire()
@@ -452,21 +453,6 @@ class Replicas:
         log.info("leading", partition=str(replica), leader_epoch=in_force.epoch)
         self._on_moved(partition)
         self._tell_of(replica)
-
-    def _follow_manifest(self, replica: Replica, partition: Partition) -> None:
-        """What a manifest names is committed, and its log start too: a leader of before may have
-        advanced both. Raises StoreUnavailable, CorruptDataError.
-        """
-        if replica.log.log_end_offset == 0:
-            return
-        partition.load_manifest()
-        manifest = partition.manifest
-        if manifest is not None:
-            flushed_end = replica.log.flushed_end
-            replica.log.commit_up_to(min(manifest.end_offset, flushed_end))
-            start = min(manifest.log_start_offset, flushed_end)
-            if start > replica.log.log_start_offset:
-                self._move_log_start(replica, start)
 
     def _tell_of(self, replica: Replica) -> None:
         """Have the other replicas follow at once. What comes while others are told waits for the

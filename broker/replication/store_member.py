@@ -80,6 +80,7 @@ class StoreMember:
             if part.end_offset > replica.log.log_end_offset:
                 replica.append_stored(part, chain.read(number, part))
         replica.log.writer.flush()
+        replica.follow_manifest(manifest)  # a trim that was answered is in there
         log.warning(
             "a replica has the bucket's log",
             partition=str(replica),

@@ -32,9 +32,16 @@ log = structlog.get_logger(__name__)
 PART_MAX: Final = 1 << 20  # of a partition, while others wait
 
 
+class Said(NamedTuple):
+    """What was so when an object was sent: as `Progress` has it, and the manifest's log start."""
+
+    answered: int = 0
+    log_start_offset: int = 0
+
+
 class Feed:
     """A partition's part in a chain, under one epoch. `sent`, `stored`: up to where its records are
-    in objects that were sent, and that are in the bucket; `answered`: as `Progress` has it.
+    in objects that were sent, and that are in the bucket; `said`: with the last that is there.
     """
 
     def __init__(
@@ -46,20 +53,21 @@ class Feed:
         chain: str,
         start_offset: int,
         wake: Callable[[Feed], None],
+        monotonic: Callable[[], int],
     ) -> None:
         self.log, self.place, self.epoch, self.chain = log, place, epoch, chain
         self.sent = self.stored = start_offset
-        self.answered = 0
+        self.said = Said()
         self.is_over = False
         self.is_asked = False  # whether an object is wanted even if there are no records
-        self.next_answer: Callable[[], int] = lambda: 0
+        self.say: Callable[[], Said] = Said
         self.on_stored: Callable[[], None] = lambda: None
-        self.progressed_ms = monotonic_ms()
-        self._wake = wake
+        self._wake, self._monotonic = wake, monotonic
+        self.progressed_ms = monotonic()
 
     def note_flushed(self, _: int = 0) -> None:
         if self.stored == self.sent:  # nothing was waited for
-            self.progressed_ms = monotonic_ms()
+            self.progressed_ms = self._monotonic()
         self._wake(self)
 
     def ask(self) -> None:
@@ -69,21 +77,34 @@ class Feed:
 
     def behind_ms(self) -> int:
         """For how long the bucket has not got further, while it is behind."""
-        return 0 if self.stored >= self.log.flushed_end else monotonic_ms() - self.progressed_ms
+        return 0 if self.stored >= self.log.flushed_end else self._monotonic() - self.progressed_ms
 
 
 class _Sent(NamedTuple):
     feed: Feed
     end_offset: int
-    answer: int
+    said: Said
+
+
+def _start_thread(run: Callable[[], None]) -> None:
+    run_in_daemon_thread(run, name="store-flush")
 
 
 class StoreWriter:
-    """Thread-safe. It has no thread before there is a feed."""
+    """Thread-safe. It has no thread before there is a feed; `start` starts it."""
 
     def __init__(
-        self, store: ObjectStore, folder_id: str, *, flush_ms: int, object_max_bytes: int
+        self,
+        store: ObjectStore,
+        folder_id: str,
+        *,
+        flush_ms: int,
+        object_max_bytes: int,
+        open_chain: Callable[[ObjectStore, str], ChainWriter] = ChainWriter,
+        start: Callable[[Callable[[], None]], None] = _start_thread,
+        monotonic: Callable[[], int] = monotonic_ms,
     ) -> None:
+        self._open_chain, self._start, self._monotonic = open_chain, start, monotonic
         self._store, self._folder_id = store, folder_id
         self._flush_s, self._object_max_bytes = flush_ms / 1000, object_max_bytes
         self._news = threading.Condition()
@@ -108,7 +129,7 @@ class StoreWriter:
                 raise ShuttingDown("the broker stops")
             if self._writer is None:
                 self._begin_chain()
-                run_in_daemon_thread(self._run, name="store-flush")
+                self._start(self._run)
             feed = Feed(
                 partition_log,
                 place,
@@ -116,6 +137,7 @@ class StoreWriter:
                 chain=self.chain,
                 start_offset=start_offset,
                 wake=self._wake,
+                monotonic=self._monotonic,
             )
             self._feeds.add(feed)
         partition_log.writer.on_flushed.append(feed.note_flushed)
@@ -153,7 +175,7 @@ class StoreWriter:
 
     def _begin_chain(self) -> None:
         self.chain = f"{self._folder_id}/{random_name()}"
-        self._writer = ChainWriter(self._store, chain_folder(self.chain))
+        self._writer = self._open_chain(self._store, chain_folder(self.chain))
 
     def _run(self) -> None:
         while True:
@@ -188,7 +210,7 @@ class StoreWriter:
             if part is not None:
                 left -= len(part.data)
                 parts.append(part)
-                sent.append(_Sent(feed, part.end_offset, feed.next_answer()))
+                sent.append(_Sent(feed, part.end_offset, feed.say()))
         if parts:
             future = writer.send(parts)
             self.written_objects += 1
@@ -231,11 +253,11 @@ class StoreWriter:
             return
         if error is not None:
             return  # the broker stops
-        now_ms = monotonic_ms()
+        now_ms = self._monotonic()
         with self._news:
-            for feed, end_offset, answer in sent:
+            for feed, end_offset, said in sent:
                 feed.stored = max(feed.stored, end_offset)
-                feed.answered, feed.progressed_ms = max(feed.answered, answer), now_ms
+                feed.said, feed.progressed_ms = said, now_ms
             self._news.notify_all()
         for one in sent:
             if not one.feed.is_over:

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from tierlog.broker.replication import in_sync
 from tierlog.broker.replication.election import may_hand_over, must_claim_anew
 from tierlog.broker.replication.in_sync import Fetch, InForce, Leadership, Progress
-from tierlog.broker.replication.store_writer import Feed
+from tierlog.broker.replication.store_writer import Feed, Said
 from tierlog.broker.waiters import Waiters
 from tierlog.host.clock import monotonic_ms
 from tierlog.hot_tier.log import PartitionLog
@@ -77,6 +77,7 @@ class Term:
         self._lag_ms, self._min_in_sync, self._monotonic = lag_ms, min_in_sync, monotonic
         self._store_role, self._store_log_start = store_role, store_log_start
         self.feed: Feed | None = None
+        self._said_start = 0  # the manifest's log start, when the last object was sent
         self._lock = threading.Lock()
         self._progress = threading.Condition(self._lock)
         self._began_ms = monotonic()
@@ -265,21 +266,33 @@ class Term:
     def write_for_store(self, feed: Feed | None) -> None:
         """What is written for STORE from now on, if anything."""
         if feed is not None:
-            feed.next_answer, feed.on_stored = self._next_answer, self.note_stored
+            feed.say, feed.on_stored = self._say, self.note_stored
         with self._lock:
-            self.feed = feed
+            self.feed, self._said_start = feed, 0
             self._lead = in_sync.begin_chain(self._lead, None if feed is None else feed.chain)
         self.note_stored()
 
+    def _say(self) -> Said:
+        """With an object that is sent now. That the manifest has a log start counts once such an
+        object is in the bucket (H12).
+        """
+        self._said_start = self._store_log_start()
+        return Said(self._next_answer(), self._said_start)
+
     def note_stored(self) -> None:
-        """The bucket has more, or its manifest says so."""
+        """The bucket has more."""
         feed = self.feed
         if feed is None:
             return
-        there = Progress(feed.stored, self._store_log_start(), feed.answered)
+        there = Progress(feed.stored, feed.said.log_start_offset, feed.said.answered)
         with self._lock:
             self._lead = in_sync.note_store(self._lead, feed.chain, there)
         self._commit()
+
+    def _ask_for_start(self) -> None:
+        """The manifest's log start has moved since an object was sent."""
+        if self.feed is not None and self._store_log_start() > self._said_start:
+            self.feed.ask()
 
     @property
     def wants_store(self) -> bool:
@@ -378,6 +391,7 @@ class Term:
 
     def look_for_lagging(self) -> frozenset[str]:
         """The members that lag: whether acks=all is refused from now on goes by them."""
+        self._ask_for_start()
         lagging = self.lagging()
         is_behind = self._store_role() is StoreRole.ALWAYS and in_sync.STORE in lagging
         self._is_short = is_behind or in_sync.refuses_acks_all(
@@ -465,7 +479,7 @@ class Term:
         """Until every member counted has recorded the log start. Raises NotEnoughReplicas."""
         start = self.log.log_start_offset
         self.note_flushed(self.log.flushed_end)
-        self.note_stored()
+        self._ask_for_start()
         self._waiters.wake(ALL)  # those that fetch are to hear of it
         is_so = lambda: in_sync.low_watermark(self._lead) >= start  # noqa: E731
         if not self.wait_until(is_so, timeout_s=timeout_s):

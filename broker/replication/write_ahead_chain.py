@@ -15,7 +15,7 @@ import threading
 import time
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from functools import partial
 from struct import Struct
@@ -80,11 +80,16 @@ class ChainWriter:
     """Thread-safe; `close` ends its threads."""
 
     def __init__(
-        self, store: ObjectStore, folder: str, *, pause: Callable[[float], None] = time.sleep
+        self,
+        store: ObjectStore,
+        folder: str,
+        *,
+        threads: Executor | None = None,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.folder = folder
         self._store, self._pause = store, pause
-        self._threads = Threads(IN_FLIGHT_MAX, name="write-ahead")
+        self._threads = threads or Threads(IN_FLIGHT_MAX, name="write-ahead")
         self._lock = threading.Lock()
         self._next = 0
         self._sent: deque[Future[None]] = deque()  # in the order of their numbers

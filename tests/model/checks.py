@@ -66,6 +66,8 @@ def _check_leader(w: World, r: Replica) -> None:
 
 
 def _check_store(w: World, steps: Steps) -> None:
+    if w.manifest.log_start < w.trimmed:
+        raise Violation(f"the store begins at {w.manifest.log_start}, trimmed to {w.trimmed}")
     log = steps.store_log(w, w.newest, w.cold)
     if log[: len(w.committed)] != w.committed:
         raise Violation(f"the store is in sync with {log}, committed is {w.committed}")

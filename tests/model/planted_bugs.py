@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from tests.model.rules import Rules
-from tests.model.world import WINDOW, Log, Manifest, Replica, World, epochs_of
+from tests.model.world import WINDOW, Log, Manifest, Replica, WalObject, World, epochs_of
 from tierlog.broker.replication import election, in_sync
 from tierlog.broker.replication.election import Kept, Refused
 from tierlog.broker.replication.in_sync import (
@@ -326,6 +326,18 @@ class SlicesOfAnyEpoch(Rules):
         of_now = {one._replace(epoch=epoch): one for one in slices}
         for one in Rules.store_slices(of_now, epoch=epoch, end_offset=end_offset):
             yield of_now[one]
+
+
+@bug("a trim is the bucket's once the manifest has it")
+class TrimWithoutObject(Rules):
+    def store_log_start(self, replica: Replica, acknowledged: WalObject) -> int:
+        return replica.manifest.log_start if replica.manifest else 0
+
+
+@bug("who claims for the bucket does not take its log start")
+class StoreUntrimmed(Rules):
+    def log_start_for_store(self, replica: Replica, manifest: Manifest) -> int:
+        return replica.log_start
 
 
 @bug("what a chain has counts before the version that names it")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.model.world import WINDOW, Log, Manifest, Replica, World
+from tests.model.world import WINDOW, Log, Manifest, Replica, WalObject, World
 from tierlog.broker.replication import election, in_sync, write_ahead
 from tierlog.broker.replication.election import Kept
 from tierlog.broker.replication.in_sync import InForce
@@ -106,6 +106,13 @@ class Rules:
     def wal_number(self, replica: Replica, world: World) -> int:
         assert replica.writer
         return replica.writer.next_number
+
+    def store_log_start(self, replica: Replica, acknowledged: WalObject) -> int:
+        """The manifest's, when the object was written (H12)."""
+        return acknowledged.log_start
+
+    def log_start_for_store(self, replica: Replica, manifest: Manifest) -> int:
+        return max(replica.log_start, min(manifest.log_start, replica.flushed))
 
     def wal_acknowledges(self, number: int, world: World, replica: Replica) -> bool:
         """An object counts once it is read back, in order."""

@@ -23,6 +23,10 @@ def after(w: World, *script: str, left: Budget) -> World:
 
 LED = ("claim A", "land", "settle A")
 WRITTEN = ("append A", "flush A", "write_wal A")
+TRIMMABLE = (
+    *(*LED, "claim_manifest A", "land_manifest", "settle_manifest A"),
+    *(*WRITTEN, "land_wal", "read_wal A", "advance A"),
+)
 SENT = (*LED, "look B", "fetch B", "hear_fetch A", "change A")
 
 SCENARIOS: dict[str, World] = {
@@ -93,6 +97,16 @@ SCENARIOS: dict[str, World] = {
         new_world(2, min_in_sync=1, with_store=True),
         *LED,
         left=NONE._replace(records=2, claims=2, changes=2, wal_objects=1, crashes=1, losses=1),
+    ),
+    "trims with the bucket": after(
+        new_world(2, min_in_sync=1, in_sync="A", with_store=True),
+        *TRIMMABLE,
+        left=NONE._replace(claims=1, trims=1, wal_objects=1, fences=2, offloads=1),
+    ),
+    "a late trim": after(
+        new_world(2, min_in_sync=1, in_sync="A", with_store=True),
+        *(*TRIMMABLE, "write_wal A", "land_wal", "begin_reading B", "list_wal B"),
+        left=NONE._replace(claims=1, trims=1, wal_objects=1, fences=2, offloads=1),
     ),
     "out of order": after(
         new_world(2, min_in_sync=1, in_sync="A", with_store=True),
@@ -165,6 +179,8 @@ CAUGHT_BY: dict[str, tuple[str, int]] = {
     "a claim keeps the bucket in the set without the log's tail": ("tails", 3912),
     "the manifest is read before the last LIST of the chain": ("fences", 968),
     "slices of another epoch are of the bucket's log": ("chains", 290),
+    "a trim is the bucket's once the manifest has it": ("a late trim", 773),
+    "who claims for the bucket does not take its log start": ("trims with the bucket", 878),
     "what a chain has counts before the version that names it": ("two chains", 174),
 }
 """The scenario that catches each bug, and the seed of a walk that does."""

@@ -35,7 +35,8 @@ class StoreSteps(ClaimSteps):
         end = self.choose(range(base, max(base, r.flushed) + 1))
         number = self.rules.wal_number(r, w)
         part = Slice(number, r.lead.epoch, base, end)
-        put = WalObject(part, r.log[base:end], asked=r.round)
+        start = 0 if r.manifest is None else r.manifest.log_start
+        put = WalObject(part, r.log[base:end], asked=r.round, log_start=start)
         writer = writer._replace(
             next_number=number + 1, end_offset=end, sent=(*writer.sent, (number, put))
         )
@@ -65,7 +66,7 @@ class StoreSteps(ClaimSteps):
             return None
         writer, (number, mine) = r.writer, r.writer.sent[0]
         if self.rules.wal_acknowledges(number, w, r):
-            lead = self._note_store(r, mine)
+            lead = self._note_store(r, mine._replace(log_start=self.rules.store_log_start(r, mine)))
             writer = writer._replace(sent=writer.sent[1:], acked=_acked(r, mine))
             return w.with_replica(r._replace(writer=writer, lead=lead))
         there = w.wal(writer.chain).get(number)
@@ -81,7 +82,7 @@ class StoreSteps(ClaimSteps):
         assert r.writer
         if mine.slice.epoch != lead.epoch:
             return lead
-        there = Progress(mine.slice.end_offset, 0, mine.asked)
+        there = Progress(mine.slice.end_offset, mine.log_start, mine.asked)
         return self.rules.note_store(lead, r.writer.chain, there)
 
     def new_chain(self, w: World, r: Replica) -> World | None:
@@ -130,7 +131,7 @@ class StoreSteps(ClaimSteps):
         idle = r.role in (Role.IDLE, Role.FOLLOWER) and not r.sent and not r.reading
         if not idle or STORE not in members or r.me in members:
             return None
-        r = r._replace(role=Role.IDLE, leader=None, reading=Reading(w.newest, w.cold))
+        r = r._replace(role=Role.IDLE, leader=None, reading=Reading(w.newest, w.manifest))
         return w.with_replica(r)
 
     def list_wal(self, w: World, r: Replica) -> World | None:
@@ -161,16 +162,17 @@ class StoreSteps(ClaimSteps):
     def _claim_for_store(self, w: World, r: Replica) -> World | None:
         left = spend(w, "claims")
         assert r.reading
-        version, cold_before = r.reading.version, r.reading.cold
+        version, before = r.reading.version, r.reading.manifest
         r = r._replace(reading=None)
         if left is None:
             return w.with_replica(r)
-        cold = w.cold if self.rules.manifest_after_list else cold_before
-        log = self.store_log(w, version, cold)
+        manifest = w.manifest if self.rules.manifest_after_list else before
+        log = self.store_log(w, version, manifest.cold)
         if agreed(r.log, log) < min(r.shown, len(r.log)):
             raise Violation(f"{r.me} cuts what it shows: {r.log}, the bucket has {log}")
         r = r._replace(log=log, kept=self.rules.renew(r.kept))
         r = r._replace(flushed=len(r.log), kept=self.rules.keep_settled(r.kept, version))
+        r = r._replace(log_start=self.rules.log_start_for_store(r, manifest))
         if version.wal == chain_of(r):  # it is its own, and fenced by now
             r = r._replace(writer=Writer(chain_of(r), is_fenced=True))
         w, r = write_tail(w, r, self.rules, epoch=election.new_epoch(r.kept, version))

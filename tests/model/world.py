@@ -51,6 +51,7 @@ class WalObject(NamedTuple):
     slice: Slice | None
     records: Log = ()
     asked: int = 0  # the writer's `round` when it was written
+    log_start: int = 0  # that the manifest had then
 
 
 class Writer(NamedTuple):
@@ -68,7 +69,7 @@ class Reading(NamedTuple):
     """A claim on behalf of the bucket, in preparation. `listed`: by number, is it a fence."""
 
     version: InForce
-    cold: Log  # what the manifest named when it began
+    manifest: Manifest  # when it began
     listed: tuple[tuple[int, bool], ...] | None = None
 
 

@@ -5,6 +5,7 @@ and in the code around them. Every one is caught, or the simulation is no proof 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
@@ -13,12 +14,14 @@ import pytest
 
 from tierlog.broker.cold_reads import ColdReads
 from tierlog.broker.partition import Partition
-from tierlog.broker.replication import election, in_sync, replica
+from tierlog.broker.replication import election, in_sync, replica, write_ahead, write_ahead_chain
 from tierlog.broker.replication.elections import Elections
 from tierlog.broker.replication.fetch_answers import FetchAnswers
 from tierlog.broker.replication.in_sync import Leadership
 from tierlog.broker.replication.replica import Replica, Role
+from tierlog.broker.replication.store_member import StoreMember
 from tierlog.broker.replication.term import Term
+from tierlog.broker.replication.write_ahead_chain import ChainWriter
 from tierlog.hot_tier import replica_append, sealed_segments
 from tierlog.hot_tier.cleaner import Cleanable
 from tierlog.hot_tier.log_state import LogState
@@ -140,6 +143,59 @@ def _(plant: Plant) -> None:
 @bug("a trim is answered when the leader made it")
 def _(plant: Plant) -> None:
     plant.setattr(Term, "wait_for_trim", lambda self, *, timeout_s: None)
+
+
+# --- the bucket as a replica ----------------------------------------------------------------------
+
+
+@bug("the bucket has what was sent to it")
+def _(plant: Plant) -> None:
+    send = ChainWriter.send
+
+    def sends(self: ChainWriter, parts: Any) -> Future[None]:
+        send(self, parts)
+        done = Future[None]()
+        done.set_result(None)
+        return done
+
+    plant.setattr(ChainWriter, "send", sends)
+
+
+@bug("objects count in any order")
+def _(plant: Plant) -> None:
+    def acknowledge(self: ChainWriter, done: Future[None]) -> None:
+        with suppress(ValueError):  # it is there no more once it was given up
+            self._sent.remove(done)
+            done.set_result(None)
+
+    plant.setattr(ChainWriter, "_acknowledge", acknowledge)
+
+
+@bug("a number that another object has counts")
+def _(plant: Plant) -> None:
+    write = ChainWriter._try_write
+    plant.setattr(ChainWriter, "_try_write", lambda *all_of_it: write(*all_of_it) or True)
+
+
+@bug("a chain is read that is written")
+def _(plant: Plant) -> None:
+    plant.setattr(write_ahead_chain, "next_fence", lambda listed: None)
+
+
+@bug("slices of another epoch are of the bucket's log")
+def _(plant: Plant) -> None:
+    def slices(found: Any, *, epoch: int, end_offset: int) -> Any:
+        for one in write_ahead.store_slices(
+            [each._replace(epoch=epoch) for each in found], epoch=epoch, end_offset=end_offset
+        ):
+            yield one
+
+    plant.setattr(write_ahead_chain, "store_slices", slices)
+
+
+@bug("a claim keeps the bucket in the set without the log's tail")
+def _(plant: Plant) -> None:
+    plant.setattr(StoreMember, "write_tail", lambda self, *to: self.open_feed(*to).chain)
 
 
 # --- claims ---------------------------------------------------------------------------------------

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.replica_node import Node, deliver
 from tests.simulation.replica_truth import Wrong
+from tierlog.broker.replication.in_sync import STORE
 from tierlog.record_format.errors import TierlogError
 
 if TYPE_CHECKING:
     from tests.simulation.replica_world import World
 
 ROUNDS_MAX = 80
+WAITING = ("work", "appends", "flush", "put")
 
 
 def finish(world: World) -> None:
@@ -45,9 +47,11 @@ def go_round(world: World, *, writes: bool) -> None:
     alive = [one for one in world.nodes if one is not None and not one.is_frozen]
     for node in alive:
         node.presumed_dead = set(range(world.count)) - {one.number for one in alive}
+        if world.has_store and node.replica is None:
+            _act_well(world, node, "adopt")
         for name in ("due", "fetch", *["produce"] * writes):
             _act_well(world, node, name)
-        while able := [one for one in ("work", "appends") if node.has(one)]:
+        while able := [one for one in WAITING if node.has(one)]:
             _act_well(world, node, able[0])
         if node.alone is not None:
             _act_well(world, node, "reassign")
@@ -77,6 +81,8 @@ def _is_well(world: World) -> bool:
     }
     led = [one.partition for one in world.nodes if one is not None and one.partition is not None]
     is_all_shown = {one.high_watermark for one in led} == ends
+    if world.has_store and world.store_role == "always":
+        ids.add(STORE)
     return is_all_shown and ids == set(newest.in_sync)
 
 

@@ -8,6 +8,7 @@ clock and its network. What they hand to threads waits in queues, for the world'
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor, Future
@@ -16,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.replica_store import SteppedWriter
 from tierlog.broker.background.compactor import Compactor, Rehydrator
 from tierlog.broker.background.janitor import Janitor
 from tierlog.broker.background.task_failures import TaskFailures
@@ -132,6 +134,8 @@ class Line:
 
     def _begin(self, key: str) -> str:
         node = self._node
+        if threading.get_ident() != node.world.thread:
+            return ""  # it is waited for, among others in any order
         node.world.pass_time(node, node.may_go_on)
         if node.is_cut_off:
             raise StoreUnavailable(f"{key}: down")
@@ -239,9 +243,10 @@ class Node:
             replica_fetch_max_bytes=world.fetch_max_bytes,
         ).resolve()
         clock = world.clock
+        self.line: Any = Line(self, world.store)
         self.bucket = Bucket(
             self.folder,
-            Line(self, world.store),  # type: ignore[arg-type]
+            self.line,
             self.settings,
             clock=clock,
             boot_clock=clock,
@@ -257,6 +262,7 @@ class Node:
             check_room=lambda: None,
         )
         self.topics = LiveTopics(self.folder, self.opener, clock=clock)
+        self.store_writer = SteppedWriter(self, self.line, Queue)
         self.replicas = Replicas(
             self.folder,
             Sightings(self),  # type: ignore[arg-type]
@@ -265,6 +271,7 @@ class Node:
             Network(self),  # type: ignore[arg-type]
             opener=self.opener,
             settings=self.settings,
+            store_writer=self.store_writer,
             on_moved=lambda partition: None,
             gone=lambda record, number: LeaderUnknown("led elsewhere", retry_after_s=1),
             name=partial(world.send_name, self),
@@ -374,6 +381,10 @@ class Node:
             return self.partition is not None
         if name == "fetch":
             return bool(self.fetchers)
+        if name == "flush":
+            return self.store_writer.has_more
+        if name == "put":
+            return bool(self.store_writer.puts.calls)
         return name not in ("work", "appends") or bool(getattr(self, name).calls)
 
     # --- what it does in the background -----------------------------------------------------------

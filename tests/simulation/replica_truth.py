@@ -27,7 +27,7 @@ from tierlog.manifest.replica_sets import ReplicaSet, ReplicaSets
 from tierlog.manifest.state import Manifest
 from tierlog.manifest.store import ManifestStore, StoreOptions
 from tierlog.object_store.memory import MemoryStore
-from tierlog.record_format.batch import iter_headers, parse_header
+from tierlog.record_format.batch import BatchHeader, iter_headers, parse_header
 
 
 class Wrong(AssertionError):
@@ -63,6 +63,12 @@ def producers_of(log: PartitionLog) -> dict[int, tuple[int, int]]:
     return {number: (batch.last_sequence, batch.last_offset) for number, batch in last}
 
 
+def batch_of(body: bytes, header: BatchHeader) -> Batch:
+    producer = (header.producer_id, header.base_sequence)
+    data = body[header.position : header.end_position]
+    return Batch(header.base_offset, header.next_offset, header.leader_epoch, producer, data)
+
+
 def batches_of(log: PartitionLog) -> list[Batch]:
     """All that its local segments have, flushed or not."""
     found: list[Batch] = []
@@ -75,10 +81,7 @@ def batches_of(log: PartitionLog) -> list[Batch]:
             read.close()
         if not body:
             break
-        for one in iter_headers(body):
-            producer = (one.producer_id, one.base_sequence)
-            data = body[one.position : one.end_position]
-            found.append(Batch(one.base_offset, one.next_offset, one.leader_epoch, producer, data))
+        found += (batch_of(body, one) for one in iter_headers(body))
         offset = found[-1].next_offset
     return found
 

@@ -7,7 +7,8 @@ chance says whose step is next, what fails, what is lost and for how long everyt
   knew.
 * A request to the bucket may fail before or after its effect, or land once its sender has given up.
 * In a seventh of the seeds the partition is one folder's alone at first, and gets a set later. In
-  another seventh it is compacted, by whoever leads.
+  another seventh it is compacted, by whoever leads. In another the bucket is a replica, always or
+  as a stand-in: then all disks may be lost.
 * A killed broker finds what a process leaves, or what a machine keeps that loses power. A disk may
   fail to sync something: its broker is to acknowledge nothing of it, and somebody else to lead.
 """
@@ -40,10 +41,12 @@ from tests.simulation.replica_node import (
     Node,
     deliver,
 )
+from tests.simulation.replica_store import check_store, collect
 from tests.simulation.replica_truth import Shown, Truth, Wrong, batches_of, producers_of
 from tierlog.broker.cluster.members import Member
 from tierlog.broker.data_folder import TopicIdPartition
 from tierlog.broker.partition import Partition
+from tierlog.broker.replication.in_sync import STORE
 from tierlog.broker.replication.messages import ReplicaFetch
 from tierlog.broker.replication.replica import Replica, Role
 from tierlog.broker.topic_registry import TopicRecord
@@ -97,7 +100,11 @@ class World:
         if self.begins_alone:
             factor, min_in_sync = 1, {}
         self.is_compacted = seed % 7 == 4
-        policy = COMPACTED if self.is_compacted else {}
+        policy: dict[str, Any] = COMPACTED if self.is_compacted else {}
+        self.has_store, self.store_role = seed % 7 == 5, ("always", "stand-in")[seed // 7 % 2]
+        if self.has_store:
+            policy = {"replication.store": self.store_role}
+            factor = random.choice((1, 2, 3)) if self.store_role == "always" else factor
         self.record = TopicRecord(
             name=TOPIC,
             topic_id=TOPIC_ID,
@@ -123,6 +130,7 @@ class World:
         truth = CompactedTruth if self.is_compacted else Truth
         self.truth = truth(self.store, keys, config=LogConfig.parse(self.record.config))
         self._changes_seen = 0
+        self._store_checked = 0, 0, 0
         self._checked: dict[Node, tuple[object, ...]] = {}
         self.clients = Clients(self)
         self.folder_ids: dict[int, str] = {}
@@ -138,6 +146,8 @@ class World:
             steps |= {"reassign": 6}
         if self.is_compacted:
             steps |= {"compact": 4, "trim": 0}
+        if self.has_store:
+            steps |= STORE_WORK
         self._names, self._weights = list(steps), list(accumulate(steps.values()))
         self._likely_pause = random.choice((0.0, 0.02, 0.1))
         self.disk.before_call = self._before_disk_call
@@ -234,7 +244,7 @@ class World:
         """One step of a node, unless it is doing something that this would wait for."""
         if node.doing and not self._is_free(node, name):
             return
-        kind = "work" if name in ("work", "appends", "fetch", "hear") else name
+        kind = "work" if name in ("work", "appends", "fetch", "hear", "put") else name
         node.doing.append(kind)
         self.running.append(node)
         self.trace.append(f"{name} {node}")
@@ -259,7 +269,7 @@ class World:
             return False
         if name in ("work", "hear"):
             return not node.is_stepping
-        return name in ("appends", "fetch", "produce", "read", "resolve", "due")
+        return name in ("appends", "fetch", "produce", "read", "resolve", "due", "flush", "put")
 
     # --- what brokers do --------------------------------------------------------------------------
 
@@ -288,6 +298,22 @@ class World:
 
     def compact(self, node: Node) -> None:
         node.compact()
+
+    def flush(self, node: Node) -> None:
+        """Write the next object for the bucket."""
+        node.store_writer.write()
+
+    def put(self, node: Node) -> None:
+        """One of those that were written lands."""
+        node.store_writer.land(self.random.randrange(len(node.store_writer.puts.calls)))
+
+    def collect(self, node: Node) -> None:
+        collect(node)
+
+    def adopt(self, node: Node) -> None:
+        """It is told that only the bucket has it, rightly or not."""
+        if not node.is_stepping:
+            node.replicas.settle(self.place, adopts=True)
 
     def keys_for(self, values: Sequence[bytes]) -> list[bytes] | None:
         """Few, so that most records are superseded; by another chance than what happens."""
@@ -390,6 +416,7 @@ class World:
                 self.folders[number], folder, self.random, power_fails=power_fails
             )
         node.is_dead = True
+        self.late += (one for one in node.store_writer.in_flight() if self.random.random() < 0.5)
         self.led[number] = node.has_led or (node.partition is not None)
         self.nodes[number] = None
         self.ended.append(node)
@@ -442,7 +469,9 @@ class World:
     def _may_lose(self, number: int) -> bool:
         sent = [one.replica.sent for one in self.nodes if one and one.replica and one.replica.sent]
         sets = [one.in_sync for one in (self.truth.newest, *sent) if one is not None]
-        return not self.late and all(len(self._there(one) - {number}) >= 2 for one in sets)
+        return not self.late and all(
+            STORE in one or len(self._there(one) - {number}) >= 2 for one in sets
+        )
 
     def _there(self, in_sync: Sequence[str]) -> set[int]:
         """The members' brokers that have what they said, as far as the disks say."""
@@ -527,9 +556,16 @@ class World:
         for node in whole:
             if (alone := node.alone) is not None:
                 self._check_alone(node, alone)
+        self._check_store()
         there = [(one, replica) for one in whole if (replica := one.replica) is not None]
         for node, replica in sorted(there, key=_leads_not):
             self._check_node(node, replica, is_new=is_new)
+
+    def _check_store(self) -> None:
+        now = self.store.changes, self.truth.end, self.truth.trimmed
+        if self.has_store and now != self._store_checked:
+            self._store_checked = now
+            check_store(self.truth, self.store, TOPIC_ID)
 
     def _check_alone(self, node: Node, partition: Partition) -> None:
         log = partition._log
@@ -616,6 +652,7 @@ WORK = {
     "prefer": 1,
     "reassign": 1,
 }
+STORE_WORK = {"due": 14, "work": 24, "flush": 16, "put": 24, "collect": 1, "adopt": 1}
 FAULTS = {
     "kill": 1.0,
     "kill_all": 0.1,
@@ -663,7 +700,7 @@ def run_seed(seed: int, root: Path, disk: FailingDisk, *, steps: int, trace: lis
     world = World(seed, root, disk, trace)
     try:
         world.begin()
-        for _ in range(steps):
+        for _ in range(2 * steps if world.has_store else steps):
             world.step()
         finish(world)
     finally:

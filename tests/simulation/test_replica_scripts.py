@@ -1,5 +1,6 @@
 """Single stories of replicas, in the world of `replica_world`, with nothing else that fails."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.simulation.failing_disk import FailingDisk
 from tests.simulation.replica_healing import go_round, state_of
-from tests.simulation.replica_node import Node
+from tests.simulation.replica_node import Killed, Node
 from tests.simulation.replica_world import World
 from tierlog.broker.partition import Partition
 from tierlog.broker.replication.replica import Replica, Role
@@ -58,6 +59,10 @@ def append(world: World, partition: Partition) -> int:
     return asked.result().base_offset
 
 
+def append_next(world: World, partition: Partition) -> None:
+    partition.append(world.clients.encoded([b"of the next segment"]), acks=Acks.LEADER)
+
+
 def replace_a_follower(world: World) -> Node:
     """It comes back with an empty disk."""
     node = next(one for one in world.nodes if one is not None and one.partition is None)
@@ -88,7 +93,7 @@ def test_a_replica_does_not_begin_without_the_producers_that_the_bucket_has(worl
     partition = leader(world)
     first = append(world, partition)
     partition.upkeep.roll()
-    partition.append(world.clients.encoded([b"of the next segment"]), acks=Acks.LEADER)
+    append_next(world, partition)
     rounds_until(world, lambda: partition.first_local_offset > first)
     get, failed = world.store.get, []
 
@@ -115,13 +120,45 @@ def test_a_follower_does_not_take_what_it_deleted_for_trimmed_once_it_restarts(w
     partition = leader(world)
     first = append(world, partition)
     partition.upkeep.roll()
-    partition.append(world.clients.encoded([b"of the next segment"]), acks=Acks.LEADER)
+    append_next(world, partition)
     node = next(one for one in world.nodes if one and one.partition is None)
     rounds_until(world, lambda: node.replica.log.first_local_offset > first)
     world.end(node, power_fails=False)
     world._start(node.number)
     restarted = world.nodes[node.number].replica.log
     assert (restarted.log_start_offset, restarted.first_local_offset) == (0, first + 1)
+
+
+def test_a_replica_begins_anew_whose_broker_dies_while_it_makes_the_log(world):
+    """Twice: what was saved about the log that is gone says nothing about this one."""
+    partition = leader(world)
+    append(world, partition)
+    partition.upkeep.roll()
+    append_next(world, partition)
+    node = next(one for one in world.nodes if one and one.partition is None)
+    rounds_until(world, lambda: node.replica.log.flushed_end > 0)
+    node.topics.checkpoints.save()
+    world.end(node, power_fails=False)
+    number = node.number
+    shutil.rmtree(world.folders[number] / "t-0")
+
+    for was_opened in (False, True):
+
+        def dies(call, was_opened=was_opened):
+            folder = world.folders[number]
+            kept = (folder / f"tierlog/replicas/{world.record.topic_id}-0.json").read_bytes()
+            is_due = (b'"was_opened":true' in kept) == was_opened
+            if call == "rename" and is_due and (folder / "t-0").exists():
+                world.end(world.nodes[number], power_fails=False)
+                raise Killed
+
+        world.disk.before_call = dies
+        world._start(number)
+        assert world.nodes[number] is None
+    world.disk.before_call = lambda call: None
+    world._start(number)
+    replica = replica_of(world, world.nodes[number])
+    rounds_until(world, lambda: replica.kept.replica_id in world.truth.newest.in_sync)
 
 
 @pytest.mark.parametrize("start", [1, 2], ids=["below its end", "at its end"])

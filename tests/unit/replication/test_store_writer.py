@@ -12,7 +12,7 @@ from tests.fakes.faulty_object_store import FailsBefore, FaultyObjectStore
 from tests.fakes.partition_logs import append_values
 from tests.fakes.replicas import begin_to_lead
 from tests.fakes.waiting import until
-from tierlog.broker.replication.store_writer import Feed, StoreWriter
+from tierlog.broker.replication.store_writer import Feed, Said, StoreWriter
 from tierlog.broker.replication.write_ahead_chain import ClosedChain, chain_folder
 from tierlog.cold_tier.write_ahead_object import Place
 from tierlog.hot_tier.log import PartitionLog
@@ -81,9 +81,9 @@ def test_nothing_is_written_while_nothing_is_new(
     append(logs[0], b"0")
     until(lambda: is_stored([feed]))
     assert writer.written_objects == 1
-    feed.next_answer = lambda: 7
+    feed.say = lambda: Said(7, 3)
     feed.ask()  # somebody wants to know whether it leads
-    until(lambda: feed.answered == 7)
+    until(lambda: feed.said == Said(7, 3))
     assert (writer.written_objects, feed.stored) == (2, 1)
 
 
