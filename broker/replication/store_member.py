@@ -44,7 +44,6 @@ class StoreMember:
         assert replica.cold is not None, "a replica has a bucket"
         manifest = replica.cold.load_newest()
         start = 0 if manifest is None else manifest.end_offset
-        start = max(start, replica.log.first_local_offset)
         replica.feed = self._writer.open_feed(
             replica.log, _place_of(replica), epoch, start_offset=start
         )

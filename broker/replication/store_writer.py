@@ -229,22 +229,23 @@ class StoreWriter:
             read = feed.log.read_for_replica(
                 base_offset, max_bytes=max_bytes, end_offset=end_offset
             )
-        except OffsetTrimmed:  # the manifest has it: what is deleted here is in the bucket
-            feed.sent, feed.is_asked = max(base_offset, feed.log.first_local_offset), is_asked
-            self._wake(feed)
-            return None
-        try:
-            data = b"".join(piece.read() for piece in read.slices)
-        finally:
-            read.close()
+        except OffsetTrimmed:  # what is deleted here is in the manifest, or trimmed
+            first = feed.log.first_local_offset
+            part = Part(feed.place, feed.epoch, base_offset, first, first, b"")
+        else:
+            try:
+                data = b"".join(piece.read() for piece in read.slices)
+            finally:
+                read.close()
+            extent = base_offset, read.end_offset, read.segment_base_offset
+            part = Part(feed.place, feed.epoch, *extent, data)
         with self._news:
             if feed.is_over:
                 return None
-            feed.sent = read.end_offset
+            feed.sent = part.end_offset
         if feed.sent < feed.log.flushed_end:
             self._wake(feed)
-        extent = base_offset, read.end_offset, read.segment_base_offset
-        return Part(feed.place, feed.epoch, *extent, data)
+        return part
 
     def _note_written(self, writer: ChainWriter, sent: list[_Sent], written: Future[None]) -> None:
         error = written.exception()

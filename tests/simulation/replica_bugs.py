@@ -185,10 +185,9 @@ def _(plant: Plant) -> None:
 @bug("slices of another epoch are of the bucket's log")
 def _(plant: Plant) -> None:
     def slices(found: Any, *, epoch: int, end_offset: int) -> Any:
-        for one in write_ahead.store_slices(
+        yield from write_ahead.store_slices(
             [each._replace(epoch=epoch) for each in found], epoch=epoch, end_offset=end_offset
-        ):
-            yield one
+        )
 
     plant.setattr(write_ahead_chain, "store_slices", slices)
 

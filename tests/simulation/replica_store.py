@@ -1,5 +1,5 @@
-"""The bucket as a replica, in the world of `replica_world`: a broker's writer without its threads, and
-what must hold of what it wrote.
+"""The bucket as a replica, in the world of `replica_world`: a broker's writer without its threads,
+and what must hold of what it wrote.
 
 * An object is written when the world says so, and lands when the world says so: in any order, once
   its sender has given up, or after its broker has died.
@@ -17,7 +17,7 @@ from tierlog.broker.replication.in_sync import STORE
 from tierlog.broker.replication.store_writer import Feed, StoreWriter
 from tierlog.broker.replication.write_ahead_chain import ChainWriter, chain_folder
 from tierlog.broker.replication.write_ahead_garbage import WriteAheadGarbage
-from tierlog.cold_tier.write_ahead_object import Place, read_parts
+from tierlog.cold_tier.write_ahead_object import Place, StoredPart, read_parts
 from tierlog.manifest.replica_sets import ReplicaSet
 from tierlog.object_store.memory import MemoryStore
 from tierlog.record_format.batch import iter_headers
@@ -116,28 +116,34 @@ def check_store(truth: Truth, store: MemoryStore, topic_id: str) -> None:
     end = start = 0
     if manifest is not None:
         end, start = manifest.end_offset, manifest.log_start_offset
-    for batch in _stored(store, newest, Place(parse_topic_id(topic_id).bytes, 0)):
-        if batch.base_offset > end:
-            break
-        there = truth.committed.get(batch.base_offset)
-        if there is not None and there.body != batch.body and batch.next_offset > end:
-            raise Wrong(f"STORE has another batch at {batch.base_offset}: {batch} {there}")
-        end = max(end, batch.next_offset)
+    found = dict[int, Batch]()
+    uploaded = end
+    for part, batches in _stored(store, newest, Place(parse_topic_id(topic_id).bytes, 0)):
+        if part.base_offset <= end:
+            found |= {one.base_offset: one for one in batches}
+            end = max(end, part.end_offset)
     if end < truth.end:
         raise Wrong(f"STORE is in sync with {end}, committed is {truth.end}")
+    for at, batch in truth.committed.items():
+        if at >= uploaded and at not in found and batch.next_offset > truth.log_start:
+            raise Wrong(f"STORE is in sync without offset {at}")
+        if at in found and found[at].body != batch.body:
+            raise Wrong(f"STORE has another batch at {at}: {found[at]} {batch}")
     if start < truth.trimmed:
         raise Wrong(f"STORE begins at {start}, trimmed to {truth.trimmed}")
 
 
-def _stored(store: MemoryStore, newest: ReplicaSet, place: Place) -> list[Batch]:
+def _stored(
+    store: MemoryStore, newest: ReplicaSet, place: Place
+) -> list[tuple[StoredPart, list[Batch]]]:
     """What the chain has under the epoch in force, by offset."""
     assert newest.wal is not None, "it is STORE's"
-    found: dict[int, Batch] = {}
+    found: list[tuple[StoredPart, list[Batch]]] = []
     for stat in store.list(chain_folder(newest.wal), limit=10_000):
         body = store.get(stat.key, max_bytes=stat.size_bytes)
         parts = read_parts(lambda a, b: body[a:b], size_bytes=len(body), file=stat.key)  # noqa: B023
         for part in parts:
             if part.place == place and part.epoch == newest.leader_epoch:
                 data = body[part.position : part.position + part.size_bytes]
-                found |= {one.base_offset: batch_of(data, one) for one in iter_headers(data)}
-    return [found[at] for at in sorted(found)]
+                found.append((part, [batch_of(data, one) for one in iter_headers(data)]))
+    return sorted(found, key=lambda one: one[0].base_offset)

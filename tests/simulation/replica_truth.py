@@ -95,7 +95,7 @@ class Truth:
         self._config = config
         self.committed: dict[int, Batch] = {}
         self.committed_end = self.trimmed = 0
-        self._log_start = 0  # the highest that a leader had
+        self.log_start = 0  # the highest that a leader had
         self.acked: dict[int, tuple[int, int]] = {}
         self.acked_end = 0
         self.read: set[int] = set()  # base offsets
@@ -197,7 +197,7 @@ class Truth:
                 continue
             if one.producer[0] >= 0:
                 twice = self._producers.setdefault(one.producer, one.base_offset)
-                if twice != one.base_offset and twice >= self._log_start:
+                if twice != one.base_offset and twice >= self.log_start:
                     raise Wrong(f"{one.producer} is at {twice} and at {one.base_offset}")
             wanted = self.acked.get(one.base_offset, one.producer)
             if wanted != one.producer:
@@ -221,11 +221,11 @@ class Truth:
     def _check_deleted(self, it: Shown) -> None:
         named = 0 if self.manifest is None else self.manifest.end_offset
         if it.has_led:
-            self._log_start = max(self._log_start, it.log_start_offset)
+            self.log_start = max(self.log_start, it.log_start_offset)
         trimmed = 0 if self.manifest is None else self.manifest.log_start_offset
-        if it.log_start_offset > max(trimmed, self._log_start):
+        if it.log_start_offset > max(trimmed, self.log_start):
             raise Wrong(f"{it.name} begins at {it.log_start_offset}, no leader above {trimmed}")
-        if it.first_local_offset > max(named, self._log_start):
+        if it.first_local_offset > max(named, self.log_start):
             raise Wrong(f"{it.name} deleted up to {it.first_local_offset}, the bucket has {named}")
         if named > self.end:
             raise Wrong(f"the manifest names {named}, committed is {self.end}")
@@ -247,7 +247,7 @@ class Truth:
         """What a member would take for a batch that is repeated, or would not."""
         for producer, (sequence, base_offset) in self._last.items():
             known, _ = it.producers.get(producer, (-1, -1))
-            if base_offset >= self._log_start and known < sequence:
+            if base_offset >= self.log_start and known < sequence:
                 raise Wrong(f"{it.name} knows {known} of producer {producer}, not {sequence}")
         for producer, (_, offset) in it.producers.items():
             if offset < self.committed_end and self._whose.get(offset, producer) != producer:

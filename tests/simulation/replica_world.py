@@ -313,7 +313,7 @@ class World:
     def adopt(self, node: Node) -> None:
         """It is told that only the bucket has it, rightly or not."""
         if not node.is_stepping:
-            node.replicas.settle(self.place, adopts=True)
+            node.replicas.settle(self.place, is_named=True)
 
     def keys_for(self, values: Sequence[bytes]) -> list[bytes] | None:
         """Few, so that most records are superseded; by another chance than what happens."""

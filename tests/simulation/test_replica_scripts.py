@@ -85,7 +85,7 @@ def hand_over(world: World, to: Node) -> None:
     partition = leader(world)
     one = next(one for one in world.nodes if one and one.partition is partition)
     one.replicas.moves.hand_over(partition, to.replicas._members.me, timeout_s=0)
-    to.replicas.settle(world.place)
+    to.replicas.settle(world.place, is_named=True)
     assert to.partition is leader(world)
 
 

@@ -87,6 +87,24 @@ def test_nothing_is_written_while_nothing_is_new(
     assert (writer.written_objects, feed.stored) == (2, 1)
 
 
+def test_what_is_trimmed_leaves_no_hole_between_the_manifest_and_a_chain(
+    store: FaultyObjectStore, writer: StoreWriter, logs: list[PartitionLog]
+) -> None:
+    log = logs[0]
+    for value in (b"0", b"1"):
+        append(log, value)
+        log.roll()
+    append(log, b"2")
+    log.commit_up_to(2)
+    log.trim(2)
+    log.delete_local(2)
+    feed = feeds_of(writer, [log])[0]
+    until(lambda: is_stored([feed]))
+    parts = ClosedChain(store, chain_folder(writer.chain)).parts(place(0), epoch=1, end_offset=0)
+    extents = [(one.base_offset, one.end_offset, one.size_bytes > 0) for _, one in parts]
+    assert extents == [(0, 2, False), (2, 3, True)]
+
+
 def test_a_fence_ends_every_feed_and_begins_another_chain(
     store: FaultyObjectStore, writer: StoreWriter, logs: list[PartitionLog]
 ) -> None:
