@@ -209,6 +209,8 @@ def parse_places(text: str, loc: str) -> Places:
 class SearchRun:
     """A search of these partitions. `pieces` is iterated once; whoever stops iterating ends it."""
 
+    is_over = False
+
     def __init__(
         self,
         context: Context,
@@ -237,6 +239,14 @@ class SearchRun:
         return str(self.progress.place)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
+        try:
+            async with aclosing(self._pieces()) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            self.is_over = True
+
+    async def _pieces(self) -> AsyncGenerator[Piece, None]:
         progress = self.progress
         for number in self.numbers:
             try:

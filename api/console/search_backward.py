@@ -97,7 +97,7 @@ class BackwardRun(SearchRun):
     def place(self) -> str:
         return ",".join(f"{number}:{one.place}" for number, one in self._parts.items())
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
+    async def _pieces(self) -> AsyncGenerator[Piece, None]:
         for number in self.numbers:
             try:
                 self._parts[number] = await self._part(number)

@@ -152,10 +152,12 @@ class Searches:
     def _begin(
         self, context: Context, topic: Topic, search: Search, numbers: Iterable[int]
     ) -> SearchRun:
-        """A search is under way for as long as something refers to it. Raises Throttled."""
-        settings = context.settings
-        if len(self._runs) >= settings.searches_max:
-            raise Throttled(f"{len(self._runs)} searches are under way already; try again")
+        """A search that was begun is under way until it ends, or nothing refers to it. Raises
+        Throttled.
+        """
+        settings, under_way = context.settings, sum(not run.is_over for run in self._runs)
+        if under_way >= settings.searches_max:
+            raise Throttled(f"{under_way} searches are under way already; try again")
         budget = Budget(settings.search_max_bytes, settings.search_max_ms / 1000)
         make = BackwardRun if search.order == "newest" else SearchRun
         run = make(context, topic, search, budget, numbers)

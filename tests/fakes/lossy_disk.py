@@ -127,6 +127,7 @@ class LossyDisk(Disk):
     """Records all changes made through it, wherever they are. Thread-safe."""
 
     def __init__(self) -> None:
+        # Outside of the lock: a simulation lets others work meanwhile, and waits for them.
         self.before_call: Callable[[str], None] = lambda call: None
         self._lock = threading.RLock()
         self._files: dict[int, File] = {}  # by inode
@@ -137,9 +138,9 @@ class LossyDisk(Disk):
     def open(self, path: Path, flags: int) -> int:
         if flags & os.O_ACCMODE == os.O_RDONLY:
             return super().open(path, flags)
+        if flags & os.O_CREAT:
+            self.before_call("open")
         with self._lock:
-            if flags & os.O_CREAT:
-                self.before_call("open")
             before = self._file_of(path)
             fd = super().open(path, flags)
             if before is None:
@@ -150,16 +151,16 @@ class LossyDisk(Disk):
             return fd
 
     def write_at(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+        self.before_call("write_at")
         with self._lock:
-            self.before_call("write_at")
             data = b"".join(bytes(buffer) for buffer in buffers)
             written = super().write_at(fd, [data], position)
             self._at(fd).change(Change(position, data[:written]))
             return written
 
     def truncate(self, fd: int, size_bytes: int) -> None:
+        self.before_call("truncate")
         with self._lock:
-            self.before_call("truncate")
             super().truncate(fd, size_bytes)
             self._at(fd).change(Change(size_bytes, None))
 
@@ -170,28 +171,28 @@ class LossyDisk(Disk):
                 self._at(fd).change(Change(size_bytes, None))
 
     def sync_bytes(self, fd: int) -> None:
+        self.before_call("sync_bytes")
         with self._lock:
-            self.before_call("sync_bytes")
             file = self._files.get(os.fstat(fd).st_ino)
             if file is not None:
                 file.sync()
 
     def sync_folder(self, path: Path) -> None:
+        self.before_call("sync_folder")
         with self._lock:
-            self.before_call("sync_folder")
             self._names.pop(path.stat().st_ino, None)
 
     def rename(self, source: Path, target: Path) -> None:
+        self.before_call("rename")
         with self._lock:
-            self.before_call("rename")
             moved, replaced = self._file_of(source), self._file_of(target)
             super().rename(source, target)
             self._record_name(target, replaced)
             self._record_name(source, moved)
 
     def unlink(self, path: Path) -> None:
+        self.before_call("unlink")
         with self._lock:
-            self.before_call("unlink")
             gone = self._file_of(path)
             super().unlink(path)
             if gone is not None:

@@ -61,8 +61,10 @@ class FailingDisk(LossyDisk):
     def _maybe_fail(self, call: str) -> None:
         if self._error is None or call not in self._calls:
             return
-        self._after -= 1
-        if -self._times <= self._after < 0:
+        with self._lock:
+            self._after -= 1
+            is_due = -self._times <= self._after < 0
+        if is_due:
             raise type(self._error)(*self._error.args)  # a new one, with its own traceback
 
 

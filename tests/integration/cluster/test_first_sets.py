@@ -222,6 +222,7 @@ def test_partitions_of_one_topic_may_have_a_set_and_have_none(cluster: BrokerClu
     until(lambda: len(cluster_of(first).leaders.sets()) == 2, patience_s=30)
     until(lambda: not asked.list_ongoing(), patience_s=30)
     asked.begin((topic_id, 1), [1])
+    until(lambda: set_of(cluster, 1).replicas == [1], patience_s=30)
     until(lambda: not asked.list_ongoing(), patience_s=30)
     until(
         lambda: {one.topic("flights").record.replication_factor for one in cluster.running} == {3}

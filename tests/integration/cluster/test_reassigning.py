@@ -55,11 +55,11 @@ def reassignments_of(broker: Broker) -> Reassignments:
     return cluster_of(broker).reassignments
 
 
-def set_of(cluster: BrokerCluster) -> ShownSet:
+def set_of(cluster: BrokerCluster, number: int = 0) -> ShownSet:
     """By its leader."""
-    until(lambda: is_led(cluster, "flights", 0), patience_s=30)
-    leader = cluster.leader("flights", 0)
-    return cluster_of(leader).replicas.shown(place_of(cluster))
+    until(lambda: is_led(cluster, "flights", number), patience_s=30)
+    leader = cluster.leader("flights", number)
+    return cluster_of(leader).replicas.shown((place_of(cluster)[0], number))
 
 
 def is_settled(cluster: BrokerCluster, replicas: list[int]) -> bool:

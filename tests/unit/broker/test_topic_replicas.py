@@ -42,8 +42,10 @@ def test_replicas_are_living_brokers_once_each_and_as_many_of_every_partition(
 
 
 def test_a_topic_cannot_ask_for_more_replicas_in_sync_than_it_has() -> None:
-    config = LogConfig.parse({"min.insync.replicas": 3})
-    check_min_in_sync(config, factor=3)
+    given = {"min.insync.replicas": 3}
+    config = LogConfig.parse(given)
+    check_min_in_sync(config, factor=3, given=given)
     with pytest.raises(InvalidConfig, match=r"min\.insync\.replicas is 3"):
-        check_min_in_sync(config, factor=2)
-    check_min_in_sync(LogConfig.parse({}), factor=1)
+        check_min_in_sync(config, factor=2, given=given)
+    check_min_in_sync(config, factor=2, given={"retention.ms": 1})  # it has fewer since
+    check_min_in_sync(LogConfig.parse({}), factor=1, given={})
