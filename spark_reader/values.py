@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 from tierlog.record_format.avro_columns import AvroColumns, AvroText
 from tierlog.record_format.errors import InvalidOption, UndecodableValue, UnknownSchema
 from tierlog.record_format.json_columns import JsonColumns
+from tierlog.record_format.record_walk import HEAD_BYTES
 from tierlog.record_format.schema_state import Source
 from tierlog.spark_reader.options import ReadOptions, ValueReading
 from tierlog.spark_reader.value_schemas import Schemas
 
-HEAD_BYTES: Final = 5
 _NULL: Final = -1
 
 

@@ -16,13 +16,13 @@ from tierlog.broker.schema_registry.formats import Parsed, parse_schema
 from tierlog.broker.schema_registry.json_text import Malformed
 from tierlog.cli.output import warn
 from tierlog.record_format.errors import UnknownSchema
+from tierlog.record_format.record_walk import HEAD_BYTES
 from tierlog.spark_reader.value_schemas import source_of_id
 
 if TYPE_CHECKING:
     from tierlog.client.client import Client
     from tierlog.client.records import ConsumedRecord
 
-HEAD_BYTES: Final = 5  # a zero byte, and the id
 _KEPT: Final = 1000
 
 
