@@ -40,7 +40,7 @@ def create_app(broker: Broker, settings: HttpSettings) -> TierlogApp:
     context = Context(broker, settings)
     if broker.cluster is not None:
         # Imported here: a broker alone pays neither time nor memory for it.
-        from tierlog.api.http.gateway import Gateway
+        from tierlog.api.http.cluster.gateway import Gateway
         from tierlog.api.http.metrics.cluster_metrics import ClusterMetrics
 
         context.gateway = Gateway(context, broker.cluster)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 import msgspec
 
 from tierlog.api.console.rendering import HEADERS
+from tierlog.api.http.cluster.splitting import gateway_of, token_of
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.responses import Response, json_response
-from tierlog.api.http.splitting import gateway_of, token_of
 from tierlog.record_format.errors import TierlogError
 from tierlog.record_format.workarounds import decode_json
 

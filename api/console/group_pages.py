@@ -19,9 +19,9 @@ from tierlog.api.console.actions import refusal
 from tierlog.api.console.all_brokers import ALONE, ask_all, own_node, part_response
 from tierlog.api.console.rendering import fragment, server_flag
 from tierlog.api.console.topic_pages import sort_of, sorted_by
-from tierlog.api.http.admin.groups import check_here, group_state, known_group_state
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.groups.handlers import check_here, group_state, known_group_state
 from tierlog.api.http.responses import Response
 from tierlog.api.http.schemas import AssignedTopic, GroupMember, GroupState
 from tierlog.api.serving.grants import Grant

@@ -27,10 +27,10 @@ from tierlog.api.console.search import (
     SearchRun,
     parse_places,
 )
+from tierlog.api.http.cluster.splitting import gateway_of, token_of
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.settings import MAX_OFFSET, MIB
-from tierlog.api.http.splitting import gateway_of, token_of
 from tierlog.record_format.decode import Columns
 from tierlog.record_format.errors import NotLeader, PeerUnavailable, TierlogError
 from tierlog.record_format.workarounds import decode_json

@@ -26,7 +26,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from tierlog.api.http.admin.topics import first_page
-from tierlog.api.http.splitting import added
+from tierlog.api.http.cluster.splitting import added
 from tierlog.broker.broker import Broker
 from tierlog.broker.groups import lag_of
 from tierlog.broker.partition import Partition

@@ -19,9 +19,9 @@ from tierlog.api.console.group_pages import in_spans
 from tierlog.api.console.rendering import fragment
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.groups.transactions import described, may_see
 from tierlog.api.http.responses import Response
 from tierlog.api.http.schemas import TransactionState
-from tierlog.api.http.transactions import described, may_see
 from tierlog.api.serving.grants import Grant
 from tierlog.broker.broker import Broker
 from tierlog.broker.partition import Partition

@@ -1,8 +1,8 @@
 """The HTTP API.
 
 Read `routes` first, the table of all calls, then `dispatch`, which every request goes through; then
-`produce` and `fetch`, whose packages say in which order to read them, or `control_routes` and
-`admin`, the calls that carry no records and are FastAPI's.
+`produce` and `fetch`, whose packages say in which order to read them, or `control_routes` and the
+calls that carry no records and are FastAPI's: `admin`, `groups`, `registry` and `cluster`.
 
 * `exchange` is one request; `bodies`, `header_values` and `strict_json` parse it, and `access`
   decides who may call.

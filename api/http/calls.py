@@ -25,6 +25,15 @@ from tierlog.api.http.responses import AnyResponse
 Endpoint = Callable[..., Awaitable[FastApiResponse]]
 Handler = Callable[[Context, Exchange], Coroutine[Any, Any, AnyResponse]]
 
+# What the tables of calls share: paths, a body of bytes, and the problems of many calls.
+TOPIC: Final = "/v1/topics/{topic}"
+PARTITION: Final = TOPIC + "/partitions/{partition}"
+BINARY: Final[Any] = {"type": "string", "format": "binary"}
+NO_TOPIC: Final = ("unknown-topic",)
+NO_PARTITION: Final = ("unknown-topic", "unknown-partition")
+# In a cluster: the first to a direct client alone.
+ELSEWHERE: Final = ("not-leader", "leader-unknown", "broker-unavailable")
+
 _CACHED_PATHS_MAX: Final = 4096
 _CACHED_PATH_BYTES_MAX: Final = 512
 

@@ -36,7 +36,7 @@ from tierlog.broker.tiered_reads import Fetched
 from tierlog.host.waiting import Wait, WouldBlock
 
 if TYPE_CHECKING:
-    from tierlog.api.http.gateway import Gateway
+    from tierlog.api.http.cluster.gateway import Gateway
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -3,7 +3,7 @@
 * Every path is looked up here, as it was sent. Calls that carry no records then go through FastAPI;
   those that carry records do not: its dependency injection costs several times as much as a small
   fetch.
-* In a cluster, a call that another broker has to carry out is passed on (`gateway`).
+* In a cluster, a call that another broker has to carry out is passed on (`cluster.gateway`).
 * Whatever a handler raises becomes a problem document, here and nowhere else.
 * Each response carries `X-Request-Id`: the client's if it is a plain token, otherwise a new one.
 * Authentication, routing and handlers that need not wait run without a task. If the protocol can
@@ -65,7 +65,7 @@ from tierlog.record_format.errors import (
 )
 
 if TYPE_CHECKING:
-    from tierlog.api.http.gateway import Gateway
+    from tierlog.api.http.cluster.gateway import Gateway
 
 log = structlog.get_logger(__name__)
 

@@ -45,9 +45,9 @@ LIBRARIES: Final = (
     *("prometheus_client", "rich.progress", "structlog", "typer", "uvicorn", "uvloop", "zstandard"),
 )
 IMPORTED_LATE: Final = (
-    "tierlog.api.http.gateway",
+    "tierlog.api.http.cluster.gateway",
     "tierlog.api.http.metrics.cluster_metrics",
-    "tierlog.api.http.peers",
+    "tierlog.api.http.cluster.peers",
     "tierlog.api.kafka.handlers",
     "tierlog.api.kafka.listener",
     "tierlog.cli.broker_process",
@@ -160,7 +160,7 @@ def _serve(requests: socket.socket) -> list[str]:
     for command in import_module("tierlog.cli.program").COMMANDS.values():
         if not command.extra:
             import_module(f"tierlog.cli.{command.module}")
-    import_module("tierlog.api.http.peers").trusted_for_peers(None)  # read once for all
+    import_module("tierlog.api.http.cluster.peers").trusted_for_peers(None)  # read once for all
     _prepare_numba()
     gc.freeze()  # a collection would write to shared pages, and so copy them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tierlog.api.app import create_app, kafka_listener
+from tierlog.api.http.cluster.peers import HttpPeers
 from tierlog.api.http.dispatch import TierlogApp
-from tierlog.api.http.peers import HttpPeers
 from tierlog.api.http.server import Beside, Tls, configured_server
 from tierlog.api.http.settings import HttpSettings
 from tierlog.api.kafka.settings import KafkaSettings

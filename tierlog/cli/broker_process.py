@@ -242,7 +242,7 @@ def _open_broker(settings: Settings, *, verbose: bool) -> Broker:
 
 
 def _peers(settings: Settings) -> Peers:
-    from tierlog.api.http.peers import HttpPeers
+    from tierlog.api.http.cluster.peers import HttpPeers
 
     return HttpPeers(
         token=_peer_token(settings),

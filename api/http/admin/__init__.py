@@ -1,1 +1,1 @@
-"""Calls that carry no records: on topics, partitions and groups, and for operators."""
+"""Calls that carry no records: on topics and partitions, and for operators."""

@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from tierlog.api.http import header_values
+from tierlog.api.http.cluster.splitting import added, ask_leaders, ask_others
 from tierlog.api.http.context import Context
 from tierlog.api.http.control_routes import (
     JsonResponse,
@@ -27,7 +28,6 @@ from tierlog.api.http.fetch.reading import WaitMs
 from tierlog.api.http.metrics.registry import CONTENT_TYPE
 from tierlog.api.http.problems import short_path
 from tierlog.api.http.schemas import Alive, Ready, RepairReport
-from tierlog.api.http.splitting import added, ask_leaders, ask_others
 from tierlog.api.serving.grants import NOBODY
 from tierlog.broker.background.copier import Offloaded
 from tierlog.broker.background.merger import Merged

@@ -14,6 +14,7 @@ from msgspec import UNSET, Meta, UnsetType, structs
 from msgspec.structs import replace
 
 from tierlog.api.http import strict_json
+from tierlog.api.http.cluster.splitting import describe_whole
 from tierlog.api.http.context import Context
 from tierlog.api.http.control_routes import (
     JsonResponse,
@@ -45,7 +46,6 @@ from tierlog.api.http.schemas import (
     Trimmed,
 )
 from tierlog.api.http.settings import MAX_OFFSET
-from tierlog.api.http.splitting import describe_whole
 from tierlog.broker.internal_topics import (
     check_may_alter,
     check_may_create,

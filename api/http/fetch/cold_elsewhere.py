@@ -15,11 +15,11 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from tierlog.api.http.cluster.peers import check_trusted
+from tierlog.api.http.cluster.splitting import token_of
 from tierlog.api.http.exchange import FORWARDED, Exchange
 from tierlog.api.http.fetch.leader_heads import Head, LeaderHeads
 from tierlog.api.http.header_values import BATCHES
-from tierlog.api.http.peers import check_trusted
-from tierlog.api.http.splitting import token_of
 from tierlog.broker.cluster.cold_partitions import ColdPartition, Told
 from tierlog.broker.cold_reads import ColdReads
 from tierlog.broker.partition import Readable

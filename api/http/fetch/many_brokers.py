@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec.structs import replace
 
+from tierlog.api.http.cluster.splitting import gateway_of, token_of
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.fetch.reading import EARLIEST
@@ -28,7 +29,6 @@ from tierlog.api.http.responses import (
     Response,
     StreamResponse,
 )
-from tierlog.api.http.splitting import gateway_of, token_of
 from tierlog.record_format.errors import NotLeader, PeerUnavailable, ShuttingDown, TierlogError
 from tierlog.record_format.workarounds import decode_json
 

@@ -19,10 +19,10 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from tierlog.api.http.cluster.splitting import PAUSE_MAX_S, gateway_of, refusal_of, token_of
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.problems import HeaderList, PeerProblem
-from tierlog.api.http.splitting import PAUSE_MAX_S, gateway_of, refusal_of, token_of
 from tierlog.broker.topics import Topic
 from tierlog.record_format.errors import (
     WILL_PASS,
@@ -35,7 +35,7 @@ from tierlog.record_format.errors import (
 from tierlog.record_format.workarounds import decode_json
 
 if TYPE_CHECKING:
-    from tierlog.api.http.gateway import PeerStream
+    from tierlog.api.http.cluster.gateway import PeerStream
 
 PATIENCE_S: Final = 120.0  # as the client's own
 AHEAD_BYTES: Final = 64 << 10

@@ -26,6 +26,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from tierlog.api.http import header_values, strict_json
+from tierlog.api.http.cluster.splitting import is_split
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.fetch import record_json, record_pages
@@ -49,7 +50,6 @@ from tierlog.api.http.fetch.shared_pages import RenderedPage, page_key
 from tierlog.api.http.problems import HeaderList
 from tierlog.api.http.responses import AnyResponse, StreamResponse
 from tierlog.api.http.settings import MAX_OFFSET
-from tierlog.api.http.splitting import is_split
 from tierlog.broker.partition import Partition
 from tierlog.broker.tiered_reads import Fetched, Tier
 from tierlog.broker.topics import Topic

@@ -8,7 +8,7 @@ from typing import Final
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from tierlog.api.http.gateway import PassedOn
+from tierlog.api.http.cluster.gateway import PassedOn
 from tierlog.api.http.metrics.registry import counter, gauge, histogram
 from tierlog.broker.broker import Broker
 from tierlog.broker.cluster.cluster import Cluster

@@ -22,11 +22,11 @@ from msgspec import UNSET, Meta, UnsetType
 
 from tierlog.api.http.context import AllCompleted, Context
 from tierlog.api.http.exchange import record_time
+from tierlog.api.http.groups.transactions import as_problem
 from tierlog.api.http.problems import AppendedInPart
 from tierlog.api.http.produce.columns import RecordColumns
 from tierlog.api.http.responses import Response, json_response
 from tierlog.api.http.schemas import Accepted, PartitionResult, Produced
-from tierlog.api.http.transactions import as_problem
 from tierlog.api.serving.produced_batches import AS_PRODUCED
 from tierlog.broker.partition import Partition
 from tierlog.broker.schema_registry.json_text import Malformed

@@ -9,11 +9,11 @@ import asyncio
 from concurrent.futures import Future
 
 from tierlog.api.http import header_values
+from tierlog.api.http.cluster.splitting import gateway_of, token_of, while_led_elsewhere
 from tierlog.api.http.context import AllCompleted, Context
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.produce.append import AppendedElsewhere, ProduceRequest
 from tierlog.api.http.schemas import Produced
-from tierlog.api.http.splitting import gateway_of, token_of, while_led_elsewhere
 from tierlog.hot_tier.log_writer import AppendResult
 from tierlog.record_format.errors import ShuttingDown
 from tierlog.record_format.produced import ProducedBatches

@@ -18,9 +18,11 @@ from fastapi import Response as FastApiResponse
 from msgspec import UNSET
 
 from tierlog.api.http import bodies, header_values, strict_json
+from tierlog.api.http.cluster.splitting import is_split
 from tierlog.api.http.context import UNKNOWN_SIZE, Context
 from tierlog.api.http.control_routes import JsonResponse, WithoutBody
 from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.groups.transactions import take_part
 from tierlog.api.http.memory_limits import EXPANDED_BYTES, PAGE_FACTOR
 from tierlog.api.http.problems import UnsupportedMediaType
 from tierlog.api.http.produce.append import (
@@ -45,8 +47,6 @@ from tierlog.api.http.produce.elsewhere import append_elsewhere
 from tierlog.api.http.responses import Response
 from tierlog.api.http.schemas import ProducerIdentity
 from tierlog.api.http.settings import MAX_OFFSET, HttpSettings
-from tierlog.api.http.splitting import is_split
-from tierlog.api.http.transactions import take_part
 from tierlog.api.serving.produced_batches import (
     check_batches,
     is_small_uncompressed_batch,

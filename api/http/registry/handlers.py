@@ -1,5 +1,5 @@
 """The calls of the schema registry. What they do is `SchemaRegistry`'s; in a cluster they go to the
-leader of `_schemas` (`gateway`).
+leader of `_schemas` (`cluster.gateway`).
 
 * A subject counts as a topic of its name: a token for topics that begin with a prefix sees the
   subjects that do. An id is shown to who sees one of its subjects.

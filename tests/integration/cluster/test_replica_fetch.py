@@ -15,7 +15,7 @@ import pytest
 from tests.fakes.broker_cluster import cluster_of
 from tests.fakes.served_broker import Served, served_broker
 from tests.fakes.waiting import until
-from tierlog.api.http.peers import HttpPeers
+from tierlog.api.http.cluster.peers import HttpPeers
 from tierlog.broker.replication.messages import (
     Answered,
     Fetched,

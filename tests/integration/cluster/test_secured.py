@@ -15,7 +15,7 @@ from tests.fakes.certificate import make_authority, make_signed, needs_openssl
 from tests.fakes.served_broker import Served
 from tests.fakes.served_cluster import ServedCluster, served_cluster
 from tests.fakes.waiting import until
-from tierlog.api.http.peers import HttpPeers
+from tierlog.api.http.cluster.peers import HttpPeers
 from tierlog.api.http.server import Tls
 from tierlog.api.http.settings import HttpSettings
 from tierlog.api.serving.grants import Scope

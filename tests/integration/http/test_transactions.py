@@ -306,7 +306,7 @@ def test_an_end_that_cannot_be_carried_out_is_decided_and_the_next_waits(
     producer = Producer(api, "stuck")
     producer.send(topic, "kept")
     partition = api.broker.partition(topic, 0)
-    monkeypatch.setattr("tierlog.api.http.transactions.TURN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("tierlog.api.http.groups.transactions.TURN_TIMEOUT_S", 0.2)
     with monkeypatch.context() as patch:
         patch.setattr(type(partition), "append_marker", _refuses)
         assert producer.end("commit").status_code == 200

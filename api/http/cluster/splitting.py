@@ -32,7 +32,7 @@ from tierlog.record_format.errors import (
 from tierlog.record_format.workarounds import decode_json
 
 if TYPE_CHECKING:
-    from tierlog.api.http.gateway import Gateway
+    from tierlog.api.http.cluster.gateway import Gateway
     from tierlog.broker.cluster.cluster import Cluster
 
 T = TypeVar("T")

@@ -22,8 +22,7 @@ from fastapi import Response
 from msgspec import UNSET, Meta, UnsetType
 
 from tierlog.api.http import strict_json
-from tierlog.api.http.admin.groups import OffsetsToCommit, new_offsets
-from tierlog.api.http.admin.groups import check_here as check_group_here
+from tierlog.api.http.cluster.splitting import ask_others
 from tierlog.api.http.context import Context
 from tierlog.api.http.control_routes import (
     JsonResponse,
@@ -33,6 +32,8 @@ from tierlog.api.http.control_routes import (
     body_as,
     query_as,
 )
+from tierlog.api.http.groups.handlers import OffsetsToCommit, new_offsets
+from tierlog.api.http.groups.handlers import check_here as check_group_here
 from tierlog.api.http.problems import AbortedByShutdown
 from tierlog.api.http.schemas import (
     AssignedTopic,
@@ -41,7 +42,6 @@ from tierlog.api.http.schemas import (
     TransactionState,
     TransactionSummary,
 )
-from tierlog.api.http.splitting import ask_others
 from tierlog.api.serving.grants import Grant, Scope
 from tierlog.broker.data_folder import TopicPartition
 from tierlog.broker.group_coordinator.group_events import Identity

@@ -28,13 +28,13 @@ import msgspec
 
 from tierlog.api.http import bodies
 from tierlog.api.http.calls import Call
+from tierlog.api.http.cluster.peers import check_trusted, trusted_for_peers
+from tierlog.api.http.cluster.splitting import refusal_of
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import FORWARDED, Exchange
 from tierlog.api.http.fetch.cold_elsewhere import ColdElsewhere
-from tierlog.api.http.peers import check_trusted, trusted_for_peers
 from tierlog.api.http.problems import HeaderList, PeerProblem
 from tierlog.api.http.responses import AnyResponse, Response, StreamResponse
-from tierlog.api.http.splitting import refusal_of
 from tierlog.api.protocol.messages import BODILESS
 from tierlog.broker.cluster.cluster import Cluster
 from tierlog.record_format.errors import (

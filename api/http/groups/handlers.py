@@ -15,6 +15,7 @@ from fastapi import Depends, Response
 from msgspec import Meta
 
 from tierlog.api.http import strict_json
+from tierlog.api.http.cluster.splitting import ask_others
 from tierlog.api.http.context import AllCompleted, Context
 from tierlog.api.http.control_routes import (
     JsonResponse,
@@ -32,7 +33,6 @@ from tierlog.api.http.schemas import (
     GroupSummary,
 )
 from tierlog.api.http.settings import MAX_OFFSET, MAX_PARTITION
-from tierlog.api.http.splitting import ask_others
 from tierlog.api.serving.grants import Grant
 from tierlog.broker.broker import Broker
 from tierlog.broker.group_coordinator.consumer_protocol import decode_assignment

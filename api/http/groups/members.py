@@ -21,7 +21,6 @@ import msgspec
 from fastapi import Response
 from msgspec import Meta
 
-from tierlog.api.http.admin.groups import GroupName, check_here
 from tierlog.api.http.context import Context
 from tierlog.api.http.control_routes import (
     JsonResponse,
@@ -30,6 +29,7 @@ from tierlog.api.http.control_routes import (
     TheGrant,
     body_as,
 )
+from tierlog.api.http.groups.handlers import GroupName, check_here
 from tierlog.api.http.schemas import AssignedTopic, Membership
 from tierlog.broker.group_coordinator.consumer_protocol import (
     CONSUMER,

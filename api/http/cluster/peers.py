@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import httpx2
 import msgspec
 
-from tierlog.api.http.replica_connections import ReplicaConnections
+from tierlog.api.http.cluster.replica_connections import ReplicaConnections
 from tierlog.broker.cluster.peers import (
     GroupConfigCall,
     LeaderReport,
