@@ -29,6 +29,7 @@ CLAIMS: Final = (
     "cold_read",
     "cluster_reads",
     "cluster_replicas",
+    "store_replica",
     "offload",
     "manifest",
     "dataset_scan",

@@ -155,7 +155,7 @@ class Cluster:
         self._being_settled: set[TopicIdPartition] = set()
         self._settled = threading.Condition()
         self._sets: dict[TopicIdPartition, tuple[int, LedPartition]] = {}  # by version, as reported
-        self._look_again_s = self._asked_s = self._sets_again_s = 0.0
+        self._looked_s = self._asked_s = self._sets_again_s = 0.0
         self._has_greeted = False
         self._session_timeout_s = settings.session_timeout_ms / 1000
 
@@ -368,11 +368,11 @@ class Cluster:
             self._has_greeted = True
         self.settle_all(self._missing_replicas())
         self.replicas.look_if_replaced(self._reported_epoch)
-        if time.monotonic() >= self._look_again_s:
-            self._look_again_s = time.monotonic() + LOOK_INTERVAL_S
+        is_urgent = any(map(self._may_be_stored, self._led_by_nobody()))
+        pace_s = self._session_timeout_s if is_urgent else LOOK_INTERVAL_S
+        if time.monotonic() >= self._looked_s + pace_s:
+            self._looked_s = time.monotonic()
             self.look_after()
-            if any(self._may_be_stored(place) for place in self._led_by_nobody()):
-                self._look_again_s = time.monotonic() + self._session_timeout_s
         self._note_factors()
         self._begin_sets()
 
@@ -474,7 +474,12 @@ class Cluster:
         return False
 
     def _may_be_stored(self, place: TopicIdPartition) -> bool:
-        """Whether only the bucket may have it: another broker is to lead it soon."""
+        """Whether only the bucket may have it: another broker is to lead it soon. Those that have
+        replicas, and live, see to it themselves.
+        """
+        gone = self.leaders.find_gone_leader(place)
+        if gone is not None and any(map(self._other, gone.replicas)):
+            return False
         with suppress(UnknownTopic):
             return self._topics.find_by_id(place[0]).config.replication_store != "none"
         return False

@@ -27,7 +27,7 @@ import structlog
 from msgspec.structs import replace
 
 from tierlog.broker.cluster.own_node import ATTEMPTS, OwnNode, Timing
-from tierlog.broker.cluster.sightings import Look, Sighting, observe
+from tierlog.broker.cluster.sightings import NEVER_MS, Look, Sighting, observe
 from tierlog.broker.data_folder import DataFolder
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.store_status import StoreStatus
@@ -80,7 +80,7 @@ class Members:
         self._sightings: dict[int, Sighting] = {}
         self._readable: dict[int, Registration] = {}
         self._problems: dict[int, str] = {}
-        self._looked_ms = self._look_again_ms = -(2**63)
+        self._looked_ms = self._look_again_ms = self._doubted_ms = NEVER_MS
         self._beats = 0
         self._last_beat_ms: int | None = None
         self._steady_since_ms = 0
@@ -199,7 +199,10 @@ class Members:
             self.refresh()
 
     def doubt(self) -> None:
-        """A broker does not answer: `look_around` now, or soon after the last look."""
+        """A broker does not answer: `look_around` now, or soon after the last look, and go on until
+        its beats have decided.
+        """
+        self._doubted_ms = self._timing.monotonic()
         again_ms = self._looked_ms + self._settings.session_timeout_ms // 2
         self._look_again_ms = min(self._look_again_ms, again_ms)
 
@@ -255,6 +258,8 @@ class Members:
         now_ms, timeout_ms = self._timing.monotonic(), self._settings.session_timeout_ms
         doubtful = [one for one in self._sightings.values() if one.is_doubtful]
         if not doubtful:
+            if now_ms - self._doubted_ms < timeout_ms:  # it has beaten since the look before
+                return now_ms + timeout_ms // 2
             return now_ms + max(timeout_ms, LOOK_PACE_MS * (1 + len(self._sightings)))
         since_ms = max(self._steady_since_ms, min(one.since_ms for one in doubtful))
         decided_ms = since_ms + timeout_ms

@@ -82,7 +82,9 @@ class HttpPeers:
         self._replicas.close()
 
     def read_leaders(self, url: str) -> LeaderReport:
-        return self._read("GET", f"{url}/v1/cluster/leaders", LeaderReport)
+        """Who takes longer is looked at sooner: its beats may decide within a session time-out."""
+        timeout_s = min(TIMEOUT_S, max(1.0, self._session_timeout_ms / 2000))
+        return self._read("GET", f"{url}/v1/cluster/leaders", LeaderReport, timeout_s=timeout_s)
 
     def send_news(
         self,

@@ -382,6 +382,22 @@ def test_a_broker_that_does_not_answer_is_dead_a_session_time_out_later(world: W
     assert len(looks) <= 3, "and not looked at all the time"
 
 
+def test_one_doubt_is_enough_even_if_it_had_beaten_since_the_last_look(world: World) -> None:
+    a, b = world.start("a"), world.start("b")
+    world.run_for(4 * SESSION_MS)
+    b.members.refresh()
+    world.run_for(SESSION_MS, a)  # nobody looked
+    a.kill()
+    b.members.beat()
+    b.members.doubt()
+    began_ms = world.now_ms
+    while a.is_seen_by(b):
+        b.members.look_around()
+        b.members.beat()
+        world.now_ms += 500
+    assert world.now_ms - began_ms <= 2 * SESSION_MS
+
+
 @pytest.mark.parametrize(
     ("what", "problem"),
     [
