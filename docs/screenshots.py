@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -54,6 +55,12 @@ SHOTS = (
         dark=True,
     ),
 )
+SCHEMAS = Shot(
+    "console-schemas",
+    "#/subject?subject=flights-value&version=2&against=1",
+    "document.querySelector('.diff')",
+    height=560,
+)
 BROKERS = Shot(
     "console-brokers",
     "#/brokers",
@@ -71,7 +78,8 @@ def main() -> int:
         root = Path(folder)
         with open_console(root) as console, Chromium(program, root / "chromium") as browser:
             fill(console)
-            for shot in SHOTS:
+            register(console)
+            for shot in (*SHOTS, SCHEMAS):
                 take(browser, console.url, shot)
             take_cluster(browser, root / "cluster")
     return 0
@@ -111,6 +119,23 @@ def fill(console: Console) -> None:
     run_janitor(console.broker)
     read = [{"topic": topic, "partition": n, "offset": 15_000} for n in range(3)]
     console.put("/v1/groups/delays/offsets", json={"offsets": read}).raise_for_status()
+
+
+def register(console: Console) -> None:
+    fields = [
+        {"name": "carrier", "type": "string"},
+        {"name": "tailnum", "type": ["null", "string"]},
+        {"name": "delay", "type": "int"},
+    ]
+    later = [
+        *fields[:2],
+        {"name": "delay", "type": "double"},
+        {"name": "gate", "type": "string", "default": ""},
+    ]
+    for version in (fields, later):
+        schema = json.dumps({"type": "record", "name": "Flight", "fields": version})
+        path = "/subjects/flights-value/versions"
+        console.post(path, json={"schema": schema}).raise_for_status()
 
 
 def take(browser: Chromium, url: str, shot: Shot) -> None:

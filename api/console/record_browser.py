@@ -261,7 +261,7 @@ def full_text(data: bytes | None) -> DisplayText:
         return DisplayText(
             "binary", hex_dump(data[:MAX_HEX_BYTES]), len(data), len(data) > MAX_HEX_BYTES
         )
-    pretty = _pretty(data)
+    pretty = pretty_json(data)
     kind: Kind = "text" if pretty is None else "json"
     text = text if pretty is None else pretty
     cut = len(text) > MAX_TEXT or len(data) > MAX_TEXT_BYTES
@@ -306,9 +306,11 @@ def _prefix(data: bytes) -> str | None:
         return head[: error.start].decode()
 
 
-def _pretty(data: bytes) -> str | None:
-    """Indented, with numbers as in the source; None if it is not JSON, or too large or too deep."""
-    if len(data) > MAX_PRETTY_BYTES or data[:1] not in (b"{", b"[", b" ", b"\n", b"\t", b"\r"):
+def pretty_json(data: bytes, *, max_bytes: int = MAX_PRETTY_BYTES) -> str | None:
+    """Indented, with numbers as in the source; None if it is no object or array of JSON, or too
+    large or too deep.
+    """
+    if len(data) > max_bytes or data[:1] not in (b"{", b"[", b" ", b"\n", b"\t", b"\r"):
         return None
     if _depth(data) > MAX_PRETTY_DEPTH:
         return None

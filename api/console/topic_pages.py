@@ -187,7 +187,7 @@ def topic_parts(topics: Sequence[Topic], *, wanted: str, sort: str, page: int) -
     """What this broker has of the topics that such a page may show."""
     found = _matching(topics, wanted, sort)
     if _is_known(sort):
-        found = _page_of(found, page, size=TOPICS_A_PAGE)[0]
+        found = page_of(found, page, size=TOPICS_A_PAGE)[0]
     return [_topic_part(topic) for topic in found]
 
 
@@ -215,13 +215,13 @@ def topic_page(
 
     matching = _matching(topics, wanted, sort)
     if _is_known(sort):
-        shown, page, pages = _page_of(matching, page, size=TOPICS_A_PAGE)
+        shown, page, pages = page_of(matching, page, size=TOPICS_A_PAGE)
         those: Iterable[tuple[Topic, TopicPart]] = [(topic, whole(topic)) for topic in shown]
     else:
         both = [(topic, whole(topic)) for topic in matching]
         figure = _FIGURES[sort.removeprefix("-")]
         both.sort(key=lambda one: figure(one[1]), reverse=sort.startswith("-"))
-        those, page, pages = _page_of(both, page, size=TOPICS_A_PAGE)
+        those, page, pages = page_of(both, page, size=TOPICS_A_PAGE)
     lines = [_topic_line(topic, part, lacking(topic)) for topic, part in those]
     return TopicPage(lines, len(matching), page, pages)
 
@@ -247,7 +247,7 @@ def sort_of(keys: Iterable[str]) -> Meta:
     return Meta(pattern=f"^-?({'|'.join(keys)})$")
 
 
-def _page_of(items: Sequence[T], page: int, *, size: int) -> tuple[Sequence[T], int, int]:
+def page_of(items: Sequence[T], page: int, *, size: int) -> tuple[Sequence[T], int, int]:
     """The items of a page, its number, at most that of the last, and the number of pages."""
     pages = max(1, -(-len(items) // size))
     page = min(max(page, 1), pages)
@@ -353,7 +353,7 @@ def partition_parts(topic: Topic, *, sort: str, page: int) -> list[PartitionPart
     wanted = set(topic.numbers)
     if sort.removeprefix("-") == "partition":
         in_order = sorted(wanted, reverse=sort.startswith("-"))
-        wanted = set(_page_of(in_order, page, size=PARTITIONS_A_PAGE)[0])
+        wanted = set(page_of(in_order, page, size=PARTITIONS_A_PAGE)[0])
     return [_partition_part(one) for n, one in topic.partitions.items() if n in wanted]
 
 
@@ -375,7 +375,7 @@ def partition_page(
             if before is None or before[0].offsets.leader_epoch < one.offsets.leader_epoch:
                 led[one.number] = one, node_id
     every: list[Numbered] = [(n, led[n][0] if n in led else None) for n in topic.numbers]
-    shown, page, pages = _page_of(
+    shown, page, pages = page_of(
         sorted_by(sort, every, PARTITION_KEYS), page, size=PARTITIONS_A_PAGE
     )
     axis = axis_of(part.places for _, part in shown if part)

@@ -27,8 +27,8 @@
   }
 
   // A record's JSON is coloured when it is opened: most of those on a page never are.
-  function colourAll(root) {
-    for (const pre of root.querySelectorAll("pre[data-json]:not([data-coloured])")) {
+  function colourAll(root, json = "pre[data-json]") {
+    for (const pre of root.querySelectorAll(`${json}:not([data-coloured])`)) {
       pre.dataset.coloured = "";
       colour(pre);
     }
@@ -37,6 +37,7 @@
   document.addEventListener("htmx:load", ({ detail: { elt } }) => {
     const record = elt.closest?.("details[open][data-offset]");
     if (record) colourAll(record);
+    else colourAll(elt, "pre[data-json=now]");
   });
 
   // --- as it was sent -----------------------------------------------------------------------------

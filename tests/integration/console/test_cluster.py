@@ -106,6 +106,23 @@ def test_each_page_shows_what_all_brokers_have(lab: Lab) -> None:
     )
 
 
+def test_any_broker_shows_the_schemas(lab: Lab) -> None:
+    for number in (1, 2):
+        schema = {"schema": json.dumps({"type": "fixed", "name": "f", "size": number})}
+        lab.api.put("/config", json={"compatibility": "NONE"}).raise_for_status()
+        lab.api.post("/subjects/flights-value/versions", json=schema).raise_for_status()
+    paths = (
+        "/subjects",
+        "/subject?subject=flights-value&version=2&against=1",
+        "/topics/flights/schemas",
+    )
+    for url in (*(one.server.url for one in lab.cluster.brokers), lab.third.url):
+        for path in paths:
+            shown = httpx2.get(f"{url}/console{path}", timeout=20)
+            assert shown.status_code == 200, shown.text
+            assert "flights-value" in shown.text
+
+
 def test_what_another_broker_is_answered_is_no_fragment(lab: Lab) -> None:
     for path in (
         "/topics",
