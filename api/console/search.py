@@ -7,7 +7,8 @@ another, or from the newest, all at the same time (`search_backward`).
 * A search ends at its limit of records, at its budget of bytes read or of time, or at the ends
   that the logs had when it began; and, before the next piece, when whoever asked has gone.
 * Where it ended is a position, from which the same search goes on.
-* With a range of times, segments that lie outside of it by the manifest or the log are not read.
+* With a key, chunks in the bucket whose key filter lacks it are not read. With a range of times,
+  segments that lie outside of it by the manifest or the log are not read.
   Records are in the order of their offsets, so one may come earlier than the one before it.
 * A partition that cannot be read is reported, and the next one is searched.
 * In a cluster each broker searches what it leads (`search_all_brokers`). A search of one partition
@@ -378,7 +379,8 @@ def look_through(part: Range, wanted: RecordFilter, most: int) -> Piece:
     Blocks; raises what a read does.
     """
     partition, offset, end_offset = part
-    with closing(partition.read(offset, max_bytes=PIECE_BYTES)) as fetched:
+    fetched = partition.read(offset, max_bytes=PIECE_BYTES, key_hash=wanted.key_hash)
+    with closing(fetched):
         page = read_page(
             fetched, offset=offset, max_bytes=PIECE_EXPANDED_BYTES, max_records=PIECE_RECORDS
         )

@@ -47,10 +47,12 @@ Row = tuple[int, int, bytes | None, bytes | None, Headers]
 
 
 class _Span(NamedTuple):
-    """Of one segment."""
+    """Of one segment. The times are None if they are not known."""
 
     base_offset: int
     last_offset: int
+    min_timestamp: int | None
+    max_timestamp: int | None
 
 
 @dataclass(slots=True)
@@ -202,7 +204,7 @@ class BackwardRun(SearchRun):
             part.block = max(1, part.block // 2)
         part.waiting.extend(_newest_first(pieces))
         part.end_offset = start
-        part.since_ms = min(part.since_ms, pieces[0].first_ms or 0)
+        part.since_ms = min(part.since_ms, _first_ms(pieces, span, start))
 
     def _newest_span(self, part: _Part) -> _Span | None:
         """The newest segment that may have wanted records below the end of what is left."""
@@ -211,7 +213,9 @@ class BackwardRun(SearchRun):
                 wanted = self._search.wanted
                 part.spans = deque(
                     (
-                        _Span(one.base_offset, one.last_offset)
+                        _Span(
+                            one.base_offset, one.last_offset, one.min_timestamp, one.max_timestamp
+                        )
                         for one in peek_segments(part.partition, from_offset=part.start_offset)
                         if one.base_offset < part.end_offset
                         and wanted.could_hold(one.min_timestamp, one.max_timestamp)
@@ -226,6 +230,16 @@ class BackwardRun(SearchRun):
             if are_all:
                 return None
             part.spans = None
+
+
+def _first_ms(pieces: list[Piece], span: _Span, start: int) -> int:
+    """The time of the first record from `start` on. Of a chunk that was not read, because it lacks
+    the key, only the segment's times are known.
+    """
+    first_ms = pieces[0].first_ms
+    if first_ms is None:
+        first_ms = span.min_timestamp if start <= span.base_offset else span.max_timestamp
+    return MAX_OFFSET if first_ms is None else first_ms
 
 
 def _size_of(piece: Piece) -> int:

@@ -78,6 +78,73 @@ def test_segments_outside_of_the_times_are_not_read(console: Console) -> None:
     assert len(places(find(console, topic))) == 6
 
 
+DAYS = 60
+RARE = (10, 31, 50, 51, 59)
+DAY_MS = 86_400_000
+
+
+@pytest.fixture(scope="module")
+def year(console: Console) -> str:
+    """Of two partitions, with a segment for each six days: in the bucket alone, but for the newest
+    two. Each has keys of its own; the last record of a few has the same.
+    """
+    topic = console.topic(
+        "year", partitions=2, segment_bytes=1 << 20, local_retention_ms=0, retention_ms=-1
+    )
+
+    def produce(day: int) -> None:
+        time = 1_700_000_000_000 + day * 6 * DAY_MS
+        keys = [f"day {day} {number}" for number in range(20)]
+        if day in RARE:
+            keys[-1] = "rare"
+        records = [{"key": key, "value": "x" * 100, "timestamp": time} for key in keys]
+        path = f"/v1/topics/{topic}/partitions/{day % 2}/records"
+        assert console.post(path, json={"records": records}).status_code == 200
+
+    for day in range(DAYS - 2):
+        produce(day)
+        console.broker.partition(topic, day % 2).upkeep.roll()
+    offloaded = console.post(f"/v1/topics/{topic}/offload", params={"wait_ms": 20_000})
+    assert offloaded.json()["remaining_segments"] == 0
+    run_janitor(console.broker)
+    produce(DAYS - 2)
+    produce(DAYS - 1)
+    return topic
+
+
+def logs_read(console: Console) -> set[str]:
+    """Those of which a byte was fetched."""
+    assert console.store is not None
+    calls = console.store.calls
+    return {key for call, key in calls if call == "get_range" and key.endswith(".log")}
+
+
+@pytest.mark.parametrize("order", ["oldest", "newest"])
+def test_a_search_of_a_key_reads_the_chunks_that_may_have_it(
+    console: Console, year: str, order: str
+) -> None:
+    assert console.store is not None
+    console.store.calls.clear()
+    found = find(console, year, key="day 20 7", order=order)
+    assert places(found) == [(0, 207)]
+    assert found[-1]["progress"]["end"] == "complete"
+    assert found[-1]["progress"]["offsets"] == DAYS * 20
+    assert len(logs_read(console)) <= 2  # one may seem to have it
+    console.store.calls.clear()
+    assert places(find(console, year, key="no such key", order=order)) == []
+    assert len(logs_read(console)) <= 1
+
+
+def test_records_of_a_key_come_in_the_order_of_their_times(console: Console, year: str) -> None:
+    found, after = [], ""
+    for _ in RARE:
+        lines = find(console, year, key="rare", order="newest", limit=1, after=after)
+        found, after = found + places(lines), lines[-1]["place"]
+    assert found == [(day % 2, day // 2 * 20 + 19) for day in reversed(RARE)]
+    last = find(console, year, key="rare", order="newest", after=after)
+    assert (places(last), last[-1]["progress"]["end"]) == ([], "complete")
+
+
 def test_a_search_ends_at_its_limit_and_goes_on_from_there(console: Console) -> None:
     topic = console.topic("many-partitions", partitions=3)
     for partition in range(3):
@@ -252,6 +319,21 @@ def test_a_search_that_was_ended_by_its_limit_goes_on(
     browser.until(f"{ENDED} === 'complete'")
     assert browser.run(ROWS) == 201
     assert browser.run("document.querySelector('#record-0-200 .tier').textContent") == "hot"
+
+
+def test_a_key_is_searched_for_in_a_year_of_which_little_is_read(
+    browser: Chromium, console: Console, year: str
+) -> None:
+    assert console.store is not None
+    open_search(browser, console, year)
+    console.store.calls.clear()
+    browser.run("document.querySelector('#view [name=key]').focus()")
+    browser.type("rare")
+    browser.press("Enter")
+    browser.until(f"{ENDED} === 'complete'")
+    assert browser.run(ROWS) == len(RARE)
+    assert "5 found; everything was searched" in browser.text()
+    assert len(logs_read(console)) <= len(RARE) + 2
 
 
 def test_leaving_the_page_of_a_search_ends_its_reads(browser: Chromium, tmp_path: Path) -> None:

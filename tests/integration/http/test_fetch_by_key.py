@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from functools import partial
+from threading import Thread
 from typing import Any
 
 import pytest
 
+from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, NDJSON, Api, api_of, problem, records_path
 from tierlog.client.client import Client
 from tierlog.client.wire import Limits
@@ -137,6 +140,58 @@ def test_a_fetch_at_the_end_waits_for_the_key(api: Api) -> None:
     api.produce(name, {"key": "wanted", "value": "2"})
     page = api.fetch(name, offset=1, key="wanted", wait_ms=10_000).json()
     assert [one["value"] for one in page["records"]] == ["2"]
+
+
+def test_a_waiting_fetch_outlasts_records_of_other_keys(api: Api) -> None:
+    name = api.topic(partitions=2)
+    found: list[str | None] = []
+
+    def follow() -> None:
+        with Client(str(api.base_url)) as client:
+            limits = Limits(key=b"wanted", isolation="read_committed")
+            for record in client.consume(name, follow=True, limits=limits):
+                found.append(record.value and record.value.decode())
+                if record.value == b"last":
+                    return
+
+    def produce(number: int, **record: str) -> None:
+        assert api.produce(name, {**record, "partition": number % 2}).status_code == 200
+
+    follower = Thread(target=follow, daemon=True)
+    follower.start()
+    for number in range(20):
+        produce(number, key="other", value=str(number))
+        produce(number, value="wanted")
+        if number % 5 == 0:
+            produce(number, key="wanted", value=str(number))
+            until(partial(found.__contains__, str(number)))
+    produce(0, key="wanted", value="last")
+    follower.join(30)
+    assert found == ["0", "5", "10", "15", "last"]
+
+
+def test_what_is_on_local_disk_is_read_there_and_within_the_limits(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uploaded or not: local segments have no filters."""
+    name = api.topic(segment_bytes=4096, retention_ms=-1)
+    for start in range(0, PER_SEGMENT * SEGMENTS, 20):
+        api.produce(name, *map(record, range(start, start + 20)))
+    for _ in range(2):
+        api.store.calls.clear()
+        assert find_all(api, name, key="2-61") == offsets_of("2-61")
+        assert not [key for call, key in api.store.calls if call == "get_range"]
+        api.post(f"/v1/topics/{name}/offload", params={"wait_ms": 20_000})
+    monkeypatch.setattr("tierlog.api.http.fetch.single._KEY_MAX_MS", 0)
+    page = api.fetch(name, key="3-1", max_bytes=4096).json()
+    assert page["records"] == []
+    assert 0 < page["next_offset"] <= 2 * PER_SEGMENT
+    assert find_all(api, name, key="3-1", max_bytes=4096) == offsets_of("3-1")
+
+
+def test_a_tail_has_all_keys(api: Api, topic: str) -> None:
+    events = api.fetch(topic, key="0-7", accept="text/event-stream")
+    assert "key" in problem(events, 400, "invalid-request")["detail"]
 
 
 def test_compressed_batches_and_transactions_are_looked_into(api: Api) -> None:
