@@ -78,7 +78,6 @@ class HttpConnection(asyncio.Protocol):
         self._is_paused = False
         self._discarded_bytes = 0
         self._last_words = b""  # an error response, after the responses in progress
-        self._is_lingering = False  # everything was sent; waits for the client to close
         self._receiving: BodyReceiver | None = None
 
     # --- the connection -------------------------------------------------------------------------
@@ -377,7 +376,7 @@ class HttpConnection(asyncio.Protocol):
             self._close()
             return
         self._input = state.REFUSED[self._input]
-        self._is_lingering, self._is_timed, self._discarded_bytes = True, False, 0
+        self._is_timed, self._discarded_bytes = False, 0
         try:
             self.transport.write_eof()
         except OSError:  # from asyncio: the client has just reset the connection

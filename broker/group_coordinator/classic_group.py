@@ -68,8 +68,6 @@ from tierlog.broker.group_coordinator.group_events import (
 )
 from tierlog.record_format.kafka_messages.messages import GroupMetadataValue
 
-_STATIC_SEPARATOR: Final = "-"
-
 
 @dataclass(slots=True)
 class _Joining:

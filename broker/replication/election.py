@@ -162,17 +162,6 @@ def _claimed(kept: Kept, in_force: InForce, members: frozenset[str], *, wal: str
     )
 
 
-def claim_stands(sent: InForce, newest: InForce) -> bool | None:
-    """Whether this process leads; None while the number of what it sent is free.
-
-    `newest` is from a LIST after the PUT: a number may be free only because the version that had it
-    was collected. A claim of a former life that is found in force is not this one's.
-    """
-    if newest.version < sent.version:
-        return None
-    return newest == sent
-
-
 def must_claim_anew(lead: Leadership, seen: int) -> bool:
     """Whether a replica has seen an epoch above this leader's, which is in force all the same.
 
@@ -216,11 +205,6 @@ def keep_settled(kept: Kept, newest: InForce) -> Kept:
         return kept
     seen = max(kept.seen, newest.epoch)
     return kept._replace(seen=seen, version=newest.version, members=newest.in_sync)
-
-
-def may_lead_alone(kept: Kept) -> bool:
-    """Whether it may lead without having read the bucket, under `kept.seen` + 1 (H3)."""
-    return kept.members == {kept.replica_id}
 
 
 def may_follow(kept: Kept, *, leader: str | None, epoch: int) -> bool:

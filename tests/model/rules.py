@@ -24,12 +24,10 @@ class Rules:
     is_confirmed = staticmethod(in_sync.is_confirmed)
     settle_change = staticmethod(in_sync.settle_change)
     claim = staticmethod(election.claim)
-    claim_stands = staticmethod(election.claim_stands)
     must_claim_anew = staticmethod(election.must_claim_anew)
     keep_sent = staticmethod(election.keep_sent)
     keep_settled = staticmethod(election.keep_settled)
     keep_followed = staticmethod(election.keep_followed)
-    may_lead_alone = staticmethod(election.may_lead_alone)
     may_follow = staticmethod(election.may_follow)
     renew = staticmethod(election.renew)
     next_fence = staticmethod(partial(write_ahead.next_fence, window=WINDOW))
@@ -53,6 +51,20 @@ class Rules:
     def found(self, sent: InForce, world: World) -> InForce:
         """What the sender finds: the newest of a LIST, whoever has the number of its own (R10)."""
         return world.newest
+
+    def claim_stands(self, sent: InForce, newest: InForce) -> bool | None:
+        """Whether this process leads; None while the number of what it sent is free.
+
+        `newest` is from a LIST after the PUT: a number may be free only because the version that
+        had it was collected. A claim of a former life that is found in force is not this one's.
+        """
+        if newest.version < sent.version:
+            return None
+        return newest == sent
+
+    def may_lead_alone(self, kept: Kept) -> bool:
+        """Whether it may lead without having read the bucket, under `kept.seen` + 1 (H3)."""
+        return kept.members == {kept.replica_id}
 
     def read_newest(self, world: World) -> InForce:
         """A LIST, and what has the highest number: if that is gone, another LIST."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from prometheus_client.metrics_core import Metric as Family
@@ -22,10 +22,6 @@ class ClusterMetrics(Collector):
 
     def __init__(self, broker: Broker, cluster: Cluster, passed_on: PassedOn) -> None:
         self._broker, self._cluster, self._passed_on = broker, cluster, passed_on
-
-    def describe(self) -> Iterable[Family]:
-        """Nothing: the table has the names."""
-        return ()
 
     def collect(self) -> Iterator[Family]:
         cluster, hand_over = self._cluster, self._cluster.hand_over

@@ -6,7 +6,7 @@ Rates and averages are Prometheus' to compute: what Kafka has as a rate is a cou
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from prometheus_client.metrics_core import Metric as Family
@@ -32,10 +32,6 @@ class CoordinatorMetrics(Collector):
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-
-    def describe(self) -> Iterable[Family]:
-        """Nothing: the table has the names, and the broker cannot be read before it is open."""
-        return ()
 
     def collect(self) -> Iterator[Family]:
         broker = self._broker

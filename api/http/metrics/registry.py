@@ -75,7 +75,9 @@ class HttpMetrics:
     def __init__(self) -> None:
         # Otherwise each counter has a second series, with the time at which it was created.
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = CollectorRegistry()
+        # Collectors that do not describe themselves are not asked: the table has the names, and the
+        # broker cannot be read before it is open.
+        self.registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
@@ -139,10 +141,6 @@ class RequestCounts(Collector):
             self.read_records[topic] = self.read_records.get(topic, 0) + records
             self.read_bytes[topic] = self.read_bytes.get(topic, 0) + size_bytes
 
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: the table has the names."""
-        return ()
-
     def collect(self) -> Iterator[Metric]:
         # Copies: a scrape runs in a thread.
         finished, seconds = dict(self._finished), dict(self._seconds)
@@ -184,10 +182,6 @@ class KafkaMetrics(Collector):
     def __init__(self, counts: KafkaCounts) -> None:
         self._counts = counts
 
-    def describe(self) -> Iterable[Family]:
-        """Nothing: the table has the names."""
-        return ()
-
     def collect(self) -> Iterator[Family]:
         counts = self._counts
         yield counter("tierlog_kafka_requests_total", dict(counts.requests))
@@ -205,10 +199,6 @@ class KafkaMetrics(Collector):
 class BrokerMetrics(Collector):
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-
-    def describe(self) -> Iterable[Family]:
-        """Nothing: the table has the names, and the broker cannot be read before it is open."""
-        return ()
 
     def collect(self) -> Iterator[Family]:
         broker = self._broker
