@@ -25,9 +25,11 @@ The chunk table has the parts that can be fetched, verified and skipped individu
 * The chunk table is the first section and the manifest has its position: one ranged GET reads it
   alone, or with the directory in front of it.
 * The other sections are Kafka's files unchanged: `.index`, `.timeindex`, `.txnindex`, `.snapshot`
-  (the producer state at the END of the segment). An empty or missing section has size 0. The key
-  filters (`key_filters.py`) come next to the chunk table, since those who look for a key need both.
+  (the producer state at the END of the segment). An empty or missing section has size 0. Spans and
+  key filters (`key_filters.py`) come next to the chunk table, since those who need one need both.
   Sections of unknown kinds are skipped.
+* The chunks of a small segment have spans: a second chunk table, whose entries are parts of chunks.
+  Who wants little of a chunk reads those. A chunk is what is cached, filtered by key and verified.
 * Chunks lie end to end from 0 to the log's size, each of whole batches, offsets rising.
 * A timestamp range covers the records themselves. If a bound is unknown its flag is not set, and it
   is not used for skipping. A record without a timestamp counts as -1.
@@ -46,7 +48,7 @@ from typing import Final, NamedTuple
 
 from tierlog.cold_tier.table_layout import TableLayout
 from tierlog.record_format.batch import Buffer
-from tierlog.record_format.crc32c import crc32c_of
+from tierlog.record_format.crc32c import crc32c_joined, crc32c_of
 from tierlog.record_format.errors import CorruptObject
 
 _TABLE: Final = TableLayout(
@@ -86,6 +88,28 @@ class Chunk(NamedTuple):
     @property
     def end_position(self) -> int:
         return self.position + self.size_bytes
+
+
+def join_chunks(chunks: Sequence[Chunk]) -> Chunk:
+    """One entry for chunks that lie end to end, at least one."""
+    first, last = chunks[0], chunks[-1]
+    if first is last:
+        return first
+    crc = first.crc32c
+    for chunk in chunks[1:]:
+        crc = crc32c_joined(crc, chunk.crc32c, second_bytes=chunk.size_bytes)
+    return Chunk(
+        position=first.position,
+        size_bytes=last.end_position - first.position,
+        first_offset=first.first_offset,
+        last_offset=last.last_offset,
+        record_count=sum(chunk.record_count for chunk in chunks),
+        min_timestamp=_of_all(min, [one.min_timestamp for one in chunks if one.record_count]),
+        max_timestamp=_of_all(max, [one.max_timestamp for one in chunks if one.record_count]),
+        crc32c=crc,
+        has_gap=any(chunk.has_gap for chunk in chunks),
+        has_transactions=any(chunk.has_transactions for chunk in chunks),
+    )
 
 
 _position: Final = attrgetter("position")
@@ -131,6 +155,11 @@ class ChunkTable:
     def index_of(self, offset: int) -> int:
         """The first chunk that ends at or after `offset`; the number of chunks if none does."""
         return bisect_left(self._last_offsets, offset)
+
+    def within(self, chunk: Chunk) -> tuple[Chunk, ...]:
+        """Of a table of spans: those of this chunk."""
+        numbers = self.numbers_of(chunk.position, chunk.end_position)
+        return self.chunks[numbers.start : numbers.stop]
 
     def numbers_of(self, start: int, end: int) -> range:
         """The numbers of the chunks that overlap bytes [start, end)."""
@@ -216,6 +245,7 @@ class SectionKind(IntEnum):
     TXN_INDEX = 4
     PRODUCER_SNAPSHOT = 5
     KEY_FILTERS = 6
+    SPANS = 7
 
 
 class Section(NamedTuple):
@@ -258,10 +288,12 @@ def pack_bundle(
     time_index: bytes,
     txn_index: bytes = b"",
     producer_snapshot: bytes = b"",
+    spans: Sequence[Chunk] = (),
     key_filters: bytes = b"",
 ) -> IndexBundle:
     parts = {
         SectionKind.CHUNK_TABLE: pack_chunk_table(table),
+        **({SectionKind.SPANS: pack_spans(table, spans)} if spans else {}),
         **({SectionKind.KEY_FILTERS: key_filters} if key_filters else {}),
         SectionKind.OFFSET_INDEX: offset_index,
         SectionKind.TIME_INDEX: time_index,
@@ -295,6 +327,33 @@ def check_section(section: Section, data: Buffer, *, file: str) -> bytes:
             f"section {section.kind} fails its CRC-32C", file=file, position=section.position
         )
     return body
+
+
+def pack_spans(table: ChunkTable, spans: Sequence[Chunk]) -> bytes:
+    return pack_chunk_table(
+        ChunkTable(
+            spans,
+            base_offset=table.base_offset,
+            log_size_bytes=table.log_size_bytes,
+            log_crc32c=table.log_crc32c,
+        )
+    )
+
+
+def parse_spans(data: Buffer, table: ChunkTable, *, file: str) -> ChunkTable:
+    """The spans of the segment that has this chunk table. Raises CorruptObject,
+    UnknownFormatVersion.
+    """
+    spans = parse_chunk_table(data, file=file)
+    if (spans.base_offset, spans.log_size_bytes, spans.log_crc32c) != (
+        table.base_offset,
+        table.log_size_bytes,
+        table.log_crc32c,
+    ):
+        raise CorruptObject("the spans belong to another segment", file=file)
+    if not set(map(_position, table.chunks)).issubset(map(_position, spans.chunks)):
+        raise CorruptObject("a span is of two chunks", file=file)
+    return spans
 
 
 class ParsedBundle(NamedTuple):

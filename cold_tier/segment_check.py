@@ -1,7 +1,7 @@
 """Checks a segment's bytes at both borders: before they are uploaded, and in the bucket.
 
 `scan_segment`, before the upload, verifies every batch's CRC and that offsets rise, and builds the
-chunk table: a segment that was corrupted on local disk is reported, never uploaded.
+chunk table and its spans: a segment that was corrupted on local disk is reported, never uploaded.
 
 `check_segment` compares the two objects with the manifest:
 
@@ -11,7 +11,8 @@ chunk table: a segment that was corrupted on local disk is reported, never uploa
 |         |                                    | sections of the `.indexes`                   |
 | deep    | every byte of the `.log` too       | CRC-32C of each batch, each chunk and the    |
 |         |                                    | whole; each chunk's offsets, counts, times,  |
-|         |                                    | and that its key filter has its keys         |
+|         |                                    | and spans, and that its key filter has its   |
+|         |                                    | keys                                         |
 
 * Every discrepancy in the bucket becomes a problem, and the check continues with what can still be
   checked. Only errors that are not findings are raised: a store that does not respond.
@@ -22,16 +23,21 @@ chunk table: a segment that was corrupted on local disk is reported, never uploa
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import FileIO
 from pathlib import Path
+from typing import Final
 
 from tierlog.cold_tier.index_bundle import (
     Chunk,
     ChunkTable,
     ParsedBundle,
+    SectionKind,
+    check_section,
+    join_chunks,
     parse_bundle,
     parse_directory,
+    parse_spans,
 )
 from tierlog.cold_tier.key_filters import KeyFilters, find_key_filters
 from tierlog.cold_tier.ranged_reader import read_range
@@ -65,6 +71,13 @@ from tierlog.record_format.key_filter import has_all_keys
 from tierlog.record_format.segment_entry import SegmentEntry
 
 CHUNK_BYTES = 8 * 1024 * 1024
+SPAN_BYTES_MIN: Final = 16 * 1024
+SPANS: Final = 128  # of a segment of 1 GiB, as many as it has chunks
+
+
+def span_bytes_of(segment_bytes: int) -> int:
+    """The size of a span: a small part of the segment, but worth an entry."""
+    return max(SPAN_BYTES_MIN, segment_bytes // SPANS)
 
 
 def scan_segment(
@@ -74,12 +87,15 @@ def scan_segment(
     size_bytes: int,
     chunk_bytes: int = CHUNK_BYTES,
     on_chunk: Callable[[Buffer], None] | None = None,
+    on_span: Callable[[Chunk], None] | None = None,
 ) -> ChunkTable:
     """The chunk table of the first `size_bytes` of a `.log` file. `on_chunk` is called with the
-    bytes of each.
+    bytes of each, and `on_span` with each of its spans.
 
-    A chunk holds as many whole batches as fit in `chunk_bytes`, at least one. Raises CorruptBatch.
+    A chunk holds as many whole batches as fit in `chunk_bytes`, at least one, and so does a span in
+    its share of the segment. Raises CorruptBatch.
     """
+    span_bytes = chunk_bytes if on_span is None else span_bytes_of(size_bytes)
     chunks: list[Chunk] = []
     whole_crc, position, next_offset = 0, 0, base_offset
     memory = bytearray(min(max(chunk_bytes, HEADER_SIZE), size_bytes))  # reused for every chunk
@@ -89,8 +105,14 @@ def scan_segment(
             first = _first_header(body, position, path)
             if first.size_bytes > len(body):
                 body = _read_large(file, first, memoryview(memory), end=size_bytes)
-            chunk = _first_chunk(body, position, next_offset=next_offset, file=str(path))
+            spans = _split(
+                body, position, span_bytes=span_bytes, next_offset=next_offset, file=str(path)
+            )
+            chunk = join_chunks(spans)
             chunks.append(chunk)
+            if on_span is not None:
+                for span in spans:
+                    on_span(span)
             whole_crc = crc32c_of(body[: chunk.size_bytes], whole_crc)
             if on_chunk is not None:
                 on_chunk(body[: chunk.size_bytes])
@@ -140,6 +162,41 @@ def describe_chunk(body: Buffer, position: int, *, next_offset: int, file: str) 
     return chunk
 
 
+def _describe(spans: Sequence[Chunk], body: bytes, *, next_offset: int, file: str) -> list[Chunk]:
+    """What the entries of the spans of a chunk should be. Raises CorruptBatch."""
+    found: list[Chunk] = []
+    for span in spans:
+        start = span.position - spans[0].position
+        part = memoryview(body)[start : start + span.size_bytes]
+        found.append(describe_chunk(part, span.position, next_offset=next_offset, file=file))
+        next_offset = found[-1].last_offset + 1
+    return found
+
+
+def _split(
+    body: memoryview, position: int, *, span_bytes: int, next_offset: int, file: str
+) -> list[Chunk]:
+    """The entries for the whole batches at the start of `body`, the first of which is whole."""
+    spans: list[Chunk] = []
+    at = 0
+    while at == 0 or len(body) - at >= HEADER_SIZE:
+        try:
+            size_bytes = parse_header(body, at, at=position + at).size_bytes
+        except CorruptBatch as bad:
+            raise bad.with_location(file=file) from None
+        if at and size_bytes > len(body) - at:
+            break
+        span = _first_chunk(
+            body[at : at + max(size_bytes, span_bytes)],
+            position + at,
+            next_offset=next_offset,
+            file=file,
+        )
+        spans.append(span)
+        at, next_offset = at + span.size_bytes, span.last_offset + 1
+    return spans
+
+
 def _first_chunk(body: Buffer, position: int, *, next_offset: int, file: str) -> Chunk:
     """The entry for the whole batches at the start of `body`."""
     try:
@@ -186,6 +243,7 @@ class _SegmentCheck:
         self.store, self.entry = store, entry
         self.findings = Findings(partition)
         self._filters: KeyFilters | None = None
+        self._spans: ChunkTable | None = None
 
     def _add(self, kind: ProblemKind, detail: object, *, key: str) -> None:
         self.findings.add_problem(
@@ -236,6 +294,7 @@ class _SegmentCheck:
             return None
         self._compare_table(bundle.table)
         self._filters = self._check_filters(body, bundle.table)
+        self._spans = self._check_spans(body, bundle.table)
         return bundle.table
 
     def _check_filters(self, body: bytes, table: ChunkTable) -> KeyFilters | None:
@@ -244,6 +303,19 @@ class _SegmentCheck:
             return find_key_filters(body, parse_directory(body, file=key), table, file=key)
         except CorruptDataError as bad:
             detail = f"{bad.detail}: no key is looked up by its key filters"
+            self._add(ProblemKind.INDEXES_CORRUPT, detail, key=key)
+            return None
+
+    def _check_spans(self, body: bytes, table: ChunkTable) -> ChunkTable | None:
+        key = self.entry.indexes_key
+        section = parse_directory(body, file=key).section(SectionKind.SPANS)
+        if section is None:
+            return None
+        try:
+            data = check_section(section, body[section.position : section.end_position], file=key)
+            return parse_spans(data, table, file=key)
+        except CorruptDataError as bad:
+            detail = f"{bad.detail}: chunks are read whole"
             self._add(ProblemKind.INDEXES_CORRUPT, detail, key=key)
             return None
 
@@ -309,15 +381,20 @@ class _SegmentCheck:
             detail = f"{where}: CRC-32C {actual:08x}, the chunk table says {chunk.crc32c:08x}"
             self._add(ProblemKind.CHUNK_CORRUPT, detail, key=key)
             return
+        spans = (chunk,) if self._spans is None else self._spans.within(chunk)
         try:
-            found = describe_chunk(body, chunk.position, next_offset=next_offset, file=key)
+            found_spans = _describe(spans, body, next_offset=next_offset, file=key)
         except CorruptDataError as bad:
             self._add(ProblemKind.BATCH_CORRUPT, f"{where}: {bad.detail}", key=key)
             return
+        found = join_chunks(found_spans)
         self.findings.checked.records += found.record_count
         if found != chunk:
             wrong = [name for name in Chunk._fields if getattr(found, name) != getattr(chunk, name)]
             detail = f"{where}: the chunk table has a wrong {', '.join(wrong)}"
+            self._add(ProblemKind.CHUNK_TABLE_WRONG, detail, key=self.entry.indexes_key)
+        elif found_spans != list(spans):
+            detail = f"{where}: a span is not what the spans say"
             self._add(ProblemKind.CHUNK_TABLE_WRONG, detail, key=self.entry.indexes_key)
         bits = None if self._filters is None else self._filters.filters[number]
         if bits is not None and not has_all_keys(bits, body):

@@ -3,7 +3,8 @@ object, and at which batch of the chunk, by headers.
 
 * One ranged GET loads the directory and the chunk table, which are first in the object. A section
   costs one more, and only when it is needed and not empty. All are kept in an LRU cache in memory.
-* Key filters come with the first GET, unless they are large or the chunk table was there before.
+* Spans and key filters come with the first GET, unless they are large or the chunk table was there
+  before. Where they are corrupt, chunks are read as if there were none.
 * Nothing is used before its CRC-32C and its segment were verified. Corrupt bytes are fetched once
   more, since the network may be at fault.
 * Concurrent loads of the same thing are one, and the number of loads in flight is limited. A load
@@ -30,7 +31,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from tierlog.cold_tier.aborted_transactions import (
     Producers,
@@ -46,6 +47,7 @@ from tierlog.cold_tier.index_bundle import (
     parse_bundle,
     parse_chunk_table,
     parse_directory,
+    parse_spans,
 )
 from tierlog.cold_tier.key_filters import KeyFilters, parse_key_filters
 from tierlog.cold_tier.ranged_reader import ChunkKey, ChunkRef, read_range
@@ -63,14 +65,17 @@ from tierlog.record_format.index_layouts import parse_txn_index
 from tierlog.record_format.segment_entry import SegmentEntry, name_of
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 LIMIT_BYTES: Final = 16 * 1024 * 1024
 LOADS_MAX: Final = 8
 SNAPSHOT_MAX_BYTES: Final = 8 * 1024 * 1024
-# Cache keys of an index, of a parsed snapshot and of key filters; sections use their kind.
+# Cache keys of an index, a parsed snapshot, key filters and spans; sections use their kind.
 INDEX: Final = 0
 PRODUCERS: Final = -1
 KEYS: Final = -2
+SPANS: Final = -3
+SPANS_HEAD_BYTES: Final = 16 * 1024  # in one GET, of who looks for spans: they and the chunk table
 KEYS_HEAD_BYTES: Final = 256 * 1024  # in one GET, of who looks for a key: those of 200,000 keys
 OBJECT_OVERHEAD: Final = 12  # the size of a chunk's Python objects relative to its packed size
 
@@ -91,6 +96,19 @@ class SegmentIndex(NamedTuple):
     directory: Directory
     table: ChunkTable
     chunks: tuple[ChunkRef, ...]
+
+
+class _Kept(NamedTuple):
+    """How a section beside the chunk table is fetched and kept in memory."""
+
+    cache_key: int
+    kind: SectionKind
+    head_bytes: int
+    overhead: int
+
+
+class _ParseBeside(Protocol[T_co]):
+    def __call__(self, data: bytes, table: ChunkTable, /, *, file: str) -> T_co: ...
 
 
 class SegmentIndexes:
@@ -118,6 +136,10 @@ class SegmentIndexes:
     def has_index(self, segment: SegmentEntry) -> bool:
         """Whether `load_index` finds it in memory."""
         return (segment.indexes_key, INDEX) in self._cached
+
+    def has_spans(self, segment: SegmentEntry) -> bool:
+        """Whether `load_spans` finds them, or that there are none, in memory."""
+        return (segment.indexes_key, SPANS) in self._cached
 
     def load_index(self, segment: SegmentEntry, wait: Wait = Wait.WAIT) -> SegmentIndex:
         """Raises CorruptObject, MissingObject, UnknownFormatVersion, StoreUnavailable, and
@@ -174,30 +196,44 @@ class SegmentIndexes:
         """None if it has none, or they are corrupt: then each chunk may have any key. Raises as
         `load_index` does.
         """
+        kept = _Kept(KEYS, SectionKind.KEY_FILTERS, KEYS_HEAD_BYTES, overhead=1)
+        return self._load_beside(segment, kept, parse_key_filters, wait)
+
+    def load_spans(self, segment: SegmentEntry, wait: Wait = Wait.WAIT) -> ChunkTable | None:
+        """None if it has none, or they are corrupt. Raises as `load_index` does."""
+        kept = _Kept(SPANS, SectionKind.SPANS, SPANS_HEAD_BYTES, overhead=OBJECT_OVERHEAD)
+        return self._load_beside(segment, kept, parse_spans, wait)
+
+    def _load_beside(
+        self, segment: SegmentEntry, kept: _Kept, parse: _ParseBeside[T], wait: Wait
+    ) -> T | None:
+        """What is in a section beside the chunk table, which is fetched with it unless it is in
+        memory.
+        """
         file = segment.indexes_key
         table_end = segment.chunk_table_position + segment.chunk_table_size
         known, _ = self._cached.get((file, INDEX), (None, 0))
 
-        def load() -> tuple[KeyFilters | None, int]:
+        def load() -> tuple[T | None, int]:
             index, head = known, b""
             if index is None:
-                end = max(table_end, min(segment.indexes_size_bytes, KEYS_HEAD_BYTES))
+                end = max(table_end, min(segment.indexes_size_bytes, kept.head_bytes))
                 head = read_range(self._store, file, 0, end)
                 index = parse_index(head, segment)
                 with self._lock:
                     if (file, INDEX) not in self._cached:
                         self._keep((file, INDEX), index, OBJECT_OVERHEAD * table_end)
-            section = index.directory.section(SectionKind.KEY_FILTERS)
+            section = index.directory.section(kept.kind)
             if section is None:
                 return None, 0
             body = head[section.position : section.end_position]
             if len(body) < section.size_bytes:
                 body = read_range(self._store, file, section.position, section.end_position)
             body = check_section(section, body, file=file)
-            return parse_key_filters(body, index.table, file=file), len(body)
+            return parse(body, index.table, file=file), kept.overhead * len(body)
 
         try:
-            return self._get((file, KEYS), load, wait)
+            return self._get((file, kept.cache_key), load, wait)
         except (CorruptObject, UnknownFormatVersion):
             return None
 

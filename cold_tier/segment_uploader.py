@@ -28,7 +28,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from tierlog.cold_tier.index_bundle import IndexBundle, pack_bundle
+from tierlog.cold_tier.index_bundle import Chunk, IndexBundle, pack_bundle
 from tierlog.cold_tier.key_filters import pack_key_filters
 from tierlog.cold_tier.segment_check import CHUNK_BYTES, scan_segment
 from tierlog.object_store.store import (
@@ -124,12 +124,14 @@ class SegmentUploader:
         def add_filter(chunk: Buffer) -> None:
             filters.append(make_filter(chunk))
 
+        spans: list[Chunk] = []
         table = scan_segment(
             files.log,
             base_offset=files.base_offset,
             size_bytes=size_bytes,
             chunk_bytes=self._limits.chunk_bytes,
             on_chunk=add_filter if filters_keys else None,
+            on_span=spans.append,
         )
         if table.chunks and table.chunks[-1].last_offset > files.last_offset:
             raise CorruptBatch(
@@ -143,6 +145,7 @@ class SegmentUploader:
             time_index=files.timeindex.read_bytes(),
             txn_index=_read_optional(files.txnindex),
             producer_snapshot=_read_optional(files.snapshot),
+            spans=spans if len(spans) > len(table.chunks) else (),
             key_filters=pack_key_filters(table, filters) if filters else b"",
         )
         keys = segment_keys(

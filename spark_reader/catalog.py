@@ -258,34 +258,44 @@ class Catalog:
                 return
             yield entry
 
-    def needs_no_request(self, facts: PartitionFacts) -> bool:
+    def needs_no_request(self, facts: PartitionFacts, row_filter: RowFilter) -> bool:
         """Whether a read of it is planned from what is in memory."""
         manifest = facts.manifest
         if manifest is None or manifest.pages or facts.end_offset > facts.cold_end_offset:
             return False
-        return all(map(self._connections.indexes.has_index, manifest.segments))
+        return all(self._has_index(one, row_filter) for one in manifest.segments)
+
+    def _has_index(self, entry: SegmentEntry, row_filter: RowFilter) -> bool:
+        indexes = self._connections.indexes
+        return indexes.has_index(entry) and (
+            indexes.has_spans(entry) or not cold_index.is_cut(entry, row_filter)
+        )
 
     def chunks(
         self,
         entries: Iterable[SegmentEntry],
+        row_filter: RowFilter,
         *,
         keys: Collection[bytes] | None = None,
         missing: Missing,
     ) -> list[ChunkPiece]:
-        """The chunks of these segments, or those that may have one of the keys. `missing` is called
+        """What of these segments may have matching rows, and one of the keys. `missing` is called
         for a segment without an index.
         """
         hashes = None if keys is None else list(map(hash_key, keys))
+        indexes = self._connections.indexes
 
         def load(entry: SegmentEntry) -> list[ChunkPiece] | MissingObject:
             try:
-                return list(cold_index.chunk_pieces(self._connections.indexes, entry, hashes))
+                return list(cold_index.chunk_pieces(indexes, entry, row_filter, hashes))
             except MissingObject as error:
                 return error
 
         wanted = list(entries)
-        indexes = self._connections.indexes  # what it has in memory needs no thread
-        absent = [one for one in wanted if hashes is not None or not indexes.has_index(one)]
+        # What is in memory needs no thread.
+        absent = [
+            one for one in wanted if hashes is not None or not self._has_index(one, row_filter)
+        ]
         loaded = dict(zip(absent, parallel_map(load, absent), strict=True))
         found: list[ChunkPiece] = []
         for entry in wanted:

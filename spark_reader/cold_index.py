@@ -7,8 +7,9 @@ each row's own is compared again when it is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import groupby
 
-from tierlog.cold_tier.index_bundle import SectionKind
+from tierlog.cold_tier.index_bundle import Chunk, SectionKind
 from tierlog.cold_tier.ranged_reader import read_chunk
 from tierlog.cold_tier.segment_lookup import SegmentIndexes
 from tierlog.object_store.store import ObjectStore
@@ -18,28 +19,54 @@ from tierlog.record_format.decode import first_at_time
 from tierlog.record_format.errors import CorruptBatch, MissingObject
 from tierlog.record_format.record_walk import RowFilter
 from tierlog.record_format.segment_entry import SegmentEntry
-from tierlog.spark_reader.splits import ChunkPiece
+from tierlog.spark_reader.splits import (
+    ChunkPiece,
+    chunk_matches,
+    chunk_may_match,
+    join_pieces,
+)
 
 
 def chunk_pieces(
-    indexes: SegmentIndexes, entry: SegmentEntry, key_hashes: Collection[int] | None = None
+    indexes: SegmentIndexes,
+    entry: SegmentEntry,
+    row_filter: RowFilter,
+    hashes: Collection[int] | None = None,
 ) -> Iterator[ChunkPiece]:
-    """The chunks of a segment, or those that may have one of these keys. One GET for both."""
-    filters = None if key_hashes is None else indexes.load_key_filters(entry)
+    """What of a segment may have rows that match, and one of these keys: whole chunks, and the
+    spans of a chunk that the filter cuts, those together of which all rows match. One GET for all
+    that is needed of the indexes; or two, of keys in a segment that is cut.
+    """
+    spans = indexes.load_spans(entry) if is_cut(entry, row_filter) else None
+    filters = None if hashes is None else indexes.load_key_filters(entry)
     index = indexes.load_index(entry)
-    pieces = map(ChunkPiece, index.chunks, index.table.chunks)
-    if filters is None or key_hashes is None:
-        return pieces
-    return (
-        piece
-        for number, piece in enumerate(pieces)
-        if any(filters.may_hold(number, hashed) for hashed in key_hashes)
-    )
+    for number, piece in enumerate(map(ChunkPiece, index.chunks, index.table.chunks)):
+        if not chunk_may_match(piece.chunk, row_filter):
+            continue
+        if filters is not None and not any(filters.may_hold(number, one) for one in hashes or ()):
+            continue
+        if spans is None or chunk_matches(piece.chunk, row_filter):
+            yield piece
+        else:
+            wanted = (one for one in spans.within(piece.chunk) if chunk_may_match(one, row_filter))
+            for _, alike in groupby(wanted, lambda one: chunk_matches(one, row_filter)):
+                yield from join_pieces(piece.of(span) for span in alike)
 
 
 def may_match(entry: SegmentEntry, row_filter: RowFilter) -> bool:
     """Whether a segment may hold a row of the time range."""
     return row_filter.may_match(entry.min_timestamp, entry.known_max_timestamp)
+
+
+def is_cut(entry: SegmentEntry, row_filter: RowFilter) -> bool:
+    """Whether some rows of a segment may match, and others not."""
+    if entry.base_offset >= row_filter.end_offset or entry.last_offset < row_filter.start_offset:
+        return False
+    return may_match(entry, row_filter) and not (
+        entry.base_offset >= row_filter.start_offset
+        and entry.last_offset < row_filter.end_offset
+        and row_filter.holds(entry.min_timestamp, entry.known_max_timestamp)
+    )
 
 
 def first_open_transaction(indexes: SegmentIndexes, entry: SegmentEntry) -> int | None:
@@ -82,15 +109,18 @@ def first_offset(
 def _first_in_segment(
     store: ObjectStore, indexes: SegmentIndexes, entry: SegmentEntry, row_filter: RowFilter
 ) -> int | None:
-    for piece in chunk_pieces(indexes, entry):
-        chunk = piece.chunk
-        if chunk.last_offset < row_filter.start_offset:
-            continue
-        if not row_filter.may_match(chunk.min_timestamp, chunk.max_timestamp):
-            continue
+    for piece in chunk_pieces(indexes, entry, row_filter):
+        if _begins_with_match(piece.chunk, row_filter):
+            return piece.chunk.first_offset
         if (found := _first_in_chunk(store, piece, row_filter)) is not None:
             return found
     return None
+
+
+def _begins_with_match(chunk: Chunk, row_filter: RowFilter) -> bool:
+    """Whether it is known that the chunk's first offset is that of a record, which matches."""
+    may_lack = chunk.has_gap or chunk.has_transactions or not chunk.record_count
+    return not may_lack and chunk_matches(chunk, row_filter)
 
 
 def _first_in_chunk(store: ObjectStore, piece: ChunkPiece, row_filter: RowFilter) -> int | None:

@@ -126,7 +126,19 @@ def _span(
     def is_above(value: int) -> bool:
         return _excludes(expression, field > pa.scalar(-value, kind), schema)
 
-    return _last_true(is_below, lowest, highest), -_last_true(is_above, -highest, -lowest)
+    def is_out(value: int) -> bool:
+        try:
+            return _excludes(expression, field == pa.scalar(value, kind), schema)
+        except pa.ArrowInvalid:  # Arrow computes with the value, and that overflows
+            return False
+
+    first = _last_true(is_below, lowest, highest)
+    last = -_last_true(is_above, -highest, -lowest)
+    # To Arrow `offset < 7` may be true of a number between 6 and 7: it says 7.
+    return (
+        first + (lowest < first <= last and is_out(first)),
+        last - (first <= last < highest and is_out(last)),
+    )
 
 
 def _last_true(is_true: Callable[[int], bool], low: int, high: int) -> int:

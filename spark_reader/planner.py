@@ -104,7 +104,10 @@ class Planner:
             if one.start_offset < one.end_offset
             and filters.admits(one.facts.topic, one.facts.partition)
         ]
-        in_memory = all(self.catalog.needs_no_request(one.facts) for one in wanted)
+        in_memory = all(
+            self.catalog.needs_no_request(one.facts, _within(one, filters.row_filter))
+            for one in wanted
+        )
         plan = partial(self._work, filters=filters)
         work = [plan(one) for one in wanted] if in_memory else parallel_map(plan, wanted)
         splits = plan_splits(work, self._options.limits)
@@ -112,13 +115,10 @@ class Planner:
         return splits
 
     def _work(self, wanted: OffsetRange, filters: Filters) -> PartitionWork:
-        facts, row_filter = wanted.facts, filters.row_filter
-        start = max(wanted.start_offset, row_filter.start_offset)
-        end = min(wanted.end_offset, row_filter.end_offset)
+        facts, row_filter = wanted.facts, _within(wanted, filters.row_filter)
+        start, end = row_filter.start_offset, row_filter.end_offset
         cold_end = min(end, facts.cold_end_offset)
-        chunks, aborted = self._cold(
-            facts, row_filter._replace(start_offset=start, end_offset=cold_end), filters.keys
-        )
+        chunks, aborted = self._cold(facts, row_filter._replace(end_offset=cold_end), filters.keys)
         return PartitionWork(
             topic=facts.topic,
             topic_id=facts.topic_id,
@@ -140,11 +140,8 @@ class Planner:
             return [], []
         entries = self.catalog.cold_entries(facts, start=start, end=end)
         held = (one for one in entries if may_match(one, row_filter))
-        chunks = [
-            piece
-            for piece in self.catalog.chunks(held, keys=keys, missing=partial(self._missing, facts))
-            if row_filter.may_match(piece.chunk.min_timestamp, piece.chunk.max_timestamp)
-        ]
+        missing = partial(self._missing, facts)
+        chunks = self.catalog.chunks(held, row_filter, keys=keys, missing=missing)
         in_transactions = [piece.chunk for piece in chunks if piece.chunk.has_transactions]
         if self._options.isolation == "read_uncommitted" or not in_transactions:
             return chunks, []
@@ -181,6 +178,14 @@ class Planner:
                 reached = piece_end
         if reached < end:  # a gap that no manifest has, or the log was truncated meanwhile
             yield TailPiece(reached, end, 0)
+
+
+def _within(wanted: OffsetRange, row_filter: RowFilter) -> RowFilter:
+    """The filter, within the offsets that are wanted."""
+    return row_filter._replace(
+        start_offset=max(wanted.start_offset, row_filter.start_offset),
+        end_offset=min(wanted.end_offset, row_filter.end_offset),
+    )
 
 
 def describe(ranges: Sequence[OffsetRange]) -> str:

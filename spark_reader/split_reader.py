@@ -46,6 +46,8 @@ from tierlog.spark_reader.splits import (
     Filters,
     Split,
     Warn,
+    chunk_matches,
+    join_pieces,
     log_to_stderr,
     report_if_lost,
 )
@@ -156,15 +158,15 @@ class SplitReader:
 
     def _uncounted(self, split: Split) -> list[ChunkPiece]:
         """The chunks that have to be read to know how many of their records are wanted."""
-        start_offset = max(self._row_filter.start_offset, split.start_offset)
-        end_offset = min(self._row_filter.end_offset, split.end_offset)
+        wanted = self._row_filter._replace(
+            start_offset=max(self._row_filter.start_offset, split.start_offset),
+            end_offset=min(self._row_filter.end_offset, split.end_offset),
+        )
         return [
             piece
             for piece in split.chunks
-            if piece.chunk.has_transactions  # or control batches
-            or piece.chunk.first_offset < start_offset
-            or piece.chunk.last_offset >= end_offset
-            or not self._row_filter.holds(piece.chunk.min_timestamp, piece.chunk.max_timestamp)
+            # or control batches
+            if piece.chunk.has_transactions or not chunk_matches(piece.chunk, wanted)
         ]
 
     def _read_chunks(
@@ -173,6 +175,7 @@ class SplitReader:
         """What `work`, a method of the decoder, finds in these chunks of the split, or its tail."""
         start_offset = max(self._row_filter.start_offset, split.start_offset)
         decoder, reached = self._decoder(split, start_offset), split.start_offset
+        chunks = list(join_pieces(chunks))
         largest = max((piece.ref.size_bytes for piece in chunks), default=0)
         # Returned after decoding, not after fetching: the last piece is still being decoded then.
         with _buffer_pool.pair(largest) as buffers:

@@ -16,11 +16,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from tierlog.cold_tier.index_bundle import Chunk
+from tierlog.cold_tier.index_bundle import Chunk, join_chunks
 from tierlog.cold_tier.ranged_reader import ChunkRef
 from tierlog.manifest.state import Manifest
 from tierlog.record_format.errors import TierlogError
@@ -134,11 +134,60 @@ def report_if_lost(name: str, start: int, end: int, gaps: Gaps, *, loss: DataLos
         loss.report(f"{name}: offsets {lost} to {end} are gone: they were not restored")
 
 
+JOINED_BYTES: Final = 8 << 20
+
+
 class ChunkPiece(NamedTuple):
-    """A chunk of a segment object: how to fetch it, and what is in it."""
+    """A chunk of a segment object, or spans of one: how to fetch it, and what is in it."""
 
     ref: ChunkRef
     chunk: Chunk
+
+    def of(self, chunk: Chunk) -> ChunkPiece:
+        """The same of another range of the object."""
+        ref = self.ref._replace(
+            position=chunk.position, size_bytes=chunk.size_bytes, crc32c=chunk.crc32c
+        )
+        return ChunkPiece(ref, chunk)
+
+
+def join_pieces(pieces: Iterable[ChunkPiece]) -> Iterator[ChunkPiece]:
+    """The same bytes, neighbours as one piece of at most `JOINED_BYTES`: one GET."""
+    run: list[ChunkPiece] = []
+    for piece in pieces:
+        if run and not _continues(run, piece):
+            yield run[0].of(join_chunks([one.chunk for one in run]))
+            run = []
+        run.append(piece)
+    if run:
+        yield run[0].of(join_chunks([one.chunk for one in run]))
+
+
+def _continues(run: Sequence[ChunkPiece], piece: ChunkPiece) -> bool:
+    first, last = run[0].ref, run[-1].ref
+    return (
+        piece.ref.log_key == last.log_key
+        and piece.ref.position == last.end_position
+        and piece.ref.end_position - first.position <= JOINED_BYTES
+    )
+
+
+def chunk_may_match(chunk: Chunk, row_filter: RowFilter) -> bool:
+    """Whether rows of a chunk may match."""
+    return (
+        chunk.first_offset < row_filter.end_offset
+        and chunk.last_offset >= row_filter.start_offset
+        and row_filter.may_match(chunk.min_timestamp, chunk.max_timestamp)
+    )
+
+
+def chunk_matches(chunk: Chunk, row_filter: RowFilter) -> bool:
+    """Whether all rows of a chunk match."""
+    return (
+        chunk.first_offset >= row_filter.start_offset
+        and chunk.last_offset < row_filter.end_offset
+        and row_filter.holds(chunk.min_timestamp, chunk.max_timestamp)
+    )
 
 
 class TailPiece(NamedTuple):

@@ -5,15 +5,19 @@ import pytest
 
 from tests.fakes.cold_segments import FIXTURES, write_segment
 from tests.unit.record_format import golden
+from tierlog.cold_tier import segment_check
 from tierlog.cold_tier.index_bundle import (
     SectionKind,
+    join_chunks,
     pack_bundle,
     pack_chunk_table,
+    pack_spans,
     parse_bundle,
     parse_chunk_table,
     parse_directory,
+    parse_spans,
 )
-from tierlog.cold_tier.segment_check import scan_segment
+from tierlog.cold_tier.segment_check import SPAN_BYTES_MIN, describe_chunk, scan_segment
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.compaction import empty_batch
 from tierlog.record_format.crc32c import crc32c_of
@@ -54,6 +58,51 @@ def test_chunks_cover_the_log_in_whole_batches_with_correct_statistics(
         assert chunk.size_bytes <= chunk_bytes or len(list(iter_headers(body))) == 1
         position, offset = chunk.end_position, chunk.last_offset + 1
     assert (position, offset) == (len(written.body), written.files.last_offset + 1)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 20_000, 50_000, 1 << 20])
+@pytest.mark.parametrize("codec", [0, 4])
+def test_spans_are_chunks_in_parts(tmp_path, chunk_bytes, codec):
+    written, spans = write_segment(tmp_path, batches=300, base_offset=500, codec=codec), []
+    table = scan_segment(
+        written.files.log,
+        base_offset=500,
+        size_bytes=len(written.body),
+        chunk_bytes=chunk_bytes,
+        on_span=spans.append,
+    )
+    assert table == scan(written, chunk_bytes)
+    assert table.min_timestamp == scan(written, 1).min_timestamp
+    if chunk_bytes > SPAN_BYTES_MIN:
+        assert len(spans) > len(table.chunks)
+        assert max(span.size_bytes for span in spans) <= SPAN_BYTES_MIN
+    found = parse_spans(pack_spans(table, spans), table, file="f")
+    assert [join_chunks(found.within(chunk)) for chunk in table.chunks] == list(table.chunks)
+    next_offset = 500
+    for span in spans:
+        body = written.body[span.position : span.end_position]
+        assert span == describe_chunk(body, span.position, next_offset=next_offset, file="f")
+        next_offset = span.last_offset + 1
+
+
+def test_every_segment_of_kafka_has_spans_that_join_to_its_chunks(monkeypatch):
+    monkeypatch.setattr(segment_check, "SPAN_BYTES_MIN", 600)
+    for path in golden.files("*.log"):
+        given = {"base_offset": int(path.stem), "size_bytes": path.stat().st_size}
+        spans = []
+        table = scan_segment(path, **given, chunk_bytes=4096, on_span=spans.append)
+        assert table == scan_segment(path, **given, chunk_bytes=4096), path
+        assert parse_spans(pack_spans(table, spans), table, file="f").chunks == tuple(spans)
+
+
+def test_spans_of_another_segment_and_across_chunks_are_refused(tmp_path):
+    one, two = (write_segment(tmp_path / name, seed=seed) for seed, name in enumerate("ab", 1))
+    table, other = scan(one), scan(two)
+    with pytest.raises(CorruptObject, match="belong to another segment"):
+        parse_spans(pack_spans(other, other.chunks), table, file="f")
+    across = [join_chunks(table.chunks[:2]), *table.chunks[2:]]
+    with pytest.raises(CorruptObject, match="of two chunks"):
+        parse_spans(pack_spans(table, across), table, file="f")
 
 
 def test_an_empty_segment_has_no_chunks(tmp_path):

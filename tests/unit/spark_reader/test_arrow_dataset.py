@@ -378,10 +378,11 @@ def test_columns_may_be_computed(many):
     ("where", "bounds"),
     [
         (offset == 5, (5, 6)),
+        ((offset > 5) & (offset < 9), (6, 9)),
         (offset.isin([3, 9]), (3, 10)),
         ((offset > 5) | (partition == 1), (0, I64_MAX)),
         (pc.field("key") == b"a", (0, I64_MAX)),
-        ((time >= at(1)) & (time < at(2)), (0, I64_MAX, 1780275600000, 1780279200000)),
+        ((time >= at(1)) & (time < at(2)), (0, I64_MAX, 1780275600000, 1780279199999)),
         (
             time == pa.scalar(1_500, pa.timestamp("us")).cast(pa.timestamp("us", "UTC")),
             (0, I64_MAX, 2, 1),
