@@ -16,7 +16,7 @@ from tierlog.api.console.actions import refusal
 from tierlog.api.console.all_brokers import Silent, ask_all, part_response
 from tierlog.api.console.rates import rate
 from tierlog.api.console.rendering import fragment
-from tierlog.api.console.replicas import Held, count_held
+from tierlog.api.console.replicas import BUCKET, Held, count_held
 from tierlog.api.console.samples import Sampler
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
@@ -104,6 +104,7 @@ async def brokers(context: Context, exchange: Exchange, sampler: Sampler) -> Res
         cluster_id=context.broker.folder.cluster_id,
         short=short,
         has_replicas=bool(held),
+        bucket=held.get(BUCKET),
         refusal=refusal(exchange.grant, "POST", "/v1/cluster/rebalance"),
     )
 

@@ -312,8 +312,8 @@ def look_at(lab: Sequence[DevBroker]) -> Look:
 def led_by(one: DevBroker) -> dict[tuple[str, int], Led]:
     """By topic id and number. Raises TierlogError."""
     found = one.client.led_partitions()
-    sets = {(it.topic_id, it.partition): it[2:5] for it in found.sets}
-    alone = ((one.node_id,), (one.node_id,), (0,))
+    sets = {(it.topic_id, it.partition): (*it[2:5], it.has_store) for it in found.sets}
+    alone = ((one.node_id,), (one.node_id,), (0,), False)
     return {
         (it.topic_id, it.partition): Led(
             one.node_id, it.leader_epoch, *sets.get((it.topic_id, it.partition), alone)

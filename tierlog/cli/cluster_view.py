@@ -29,6 +29,7 @@ BEHIND_MIN: Final = 1_000  # offsets: a replica is always a few behind a busy le
 _COLOURS: Final = ("green", "cyan", "magenta", "yellow", "blue", "bright_red")
 
 Place = tuple[str, int]
+InSync = tuple[tuple[int, ...], bool]  # node ids, and whether the bucket is in sync too
 
 
 class Process(NamedTuple):
@@ -41,13 +42,18 @@ class Process(NamedTuple):
 
 
 class Led(NamedTuple):
-    """A partition, as its leader says; `lags`: as in `LedSet`."""
+    """A partition, as its leader says; `lags`, `has_store`: as in `LedSet`."""
 
     leader: int
     epoch: int
     replicas: Sequence[int]
     in_sync: Sequence[int]
     lags: Sequence[int]
+    has_store: bool = False
+
+    @property
+    def set(self) -> InSync:
+        return tuple(sorted(self.in_sync)), self.has_store
 
 
 class Look(NamedTuple):
@@ -69,7 +75,7 @@ class Story:
     """What has happened, told from one look to the next."""
 
     _led: dict[Place, int | None] = field(default_factory=dict)
-    _in_sync: dict[Place, tuple[int, ...]] = field(default_factory=dict)
+    _in_sync: dict[Place, InSync] = field(default_factory=dict)
     _unled_since_s: dict[Place, float] = field(default_factory=dict)
     _pids: dict[int, int | None] = field(default_factory=dict)
     _states: dict[int, str] = field(default_factory=dict)
@@ -120,15 +126,15 @@ class Story:
             yield f"{_named(places)}: {told}{under}"
 
     def _of_sets(self, look: Look) -> Iterable[str]:
-        changes: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Place]] = {}
+        changes: dict[tuple[InSync, InSync], list[Place]] = {}
         for place, led in look.led.items():
-            now = tuple(sorted(led.in_sync))
-            before = self._in_sync.get(place, now)
-            self._in_sync[place] = now
-            if before != now and len(led.replicas) > 1:
-                changes.setdefault((before, now), []).append(place)
+            before = self._in_sync.get(place, led.set)
+            self._in_sync[place] = led.set
+            is_set = len(led.replicas) > 1 or led.has_store or before[1]
+            if before != led.set and is_set:
+                changes.setdefault((before, led.set), []).append(place)
         for (before, now), places in sorted(changes.items()):
-            yield f"{_named(places)}: in sync {_listed(before)} -> {_listed(now)}"
+            yield f"{_named(places)}: in sync {_members(before)} -> {_members(now)}"
 
 
 def _state_of(one: Broker) -> str:
@@ -154,8 +160,12 @@ def _epochs(look: Look, places: Iterable[Place]) -> str:
     return f"epoch {epochs[0]}" + (f" to {epochs[-1]}" if len(epochs) > 1 else "")
 
 
-def _listed(node_ids: Iterable[int]) -> str:
+def _listed(node_ids: Iterable[int | str]) -> str:
     return ",".join(map(str, node_ids))
+
+
+def _members(in_sync: InSync) -> str:
+    return _listed([*in_sync[0], *(["bucket"] if in_sync[1] else [])])
 
 
 def _broker(node_id: int | None) -> str:
@@ -210,7 +220,8 @@ def _topics(look: Look, rows: int) -> Table:
     alike = list(_alike(look))
     for (name, leader, in_sync, replicas), numbers in alike[:rows]:
         places = [(name, one) for one in numbers]
-        shown = Text(_listed(in_sync), style="bold red" if len(in_sync) < len(replicas) else "")
+        is_short = len(in_sync[0]) < len(replicas)
+        shown = Text(_members(in_sync), style="bold red" if is_short else "")
         if leader is None:
             table.add_row(name, _listed(numbers), Text("none", style="bold red"))
             continue
@@ -224,7 +235,7 @@ def _topics(look: Look, rows: int) -> Table:
     return table
 
 
-Alike = tuple[str, int | None, tuple[int, ...], tuple[int, ...]]
+Alike = tuple[str, int | None, InSync, tuple[int, ...]]
 
 
 def _alike(look: Look) -> Iterable[tuple[Alike, list[int]]]:
@@ -232,13 +243,13 @@ def _alike(look: Look) -> Iterable[tuple[Alike, list[int]]]:
     found: dict[Alike, list[int]] = {}
     for name, number in look.places:
         led = look.led.get((name, number))
-        key = (name, None, (), ()) if led is None else _key(name, led)
+        key = (name, None, ((), False), ()) if led is None else _key(name, led)
         found.setdefault(key, []).append(number)
     return sorted(found.items(), key=lambda one: (one[0][0], one[1]))
 
 
 def _key(name: str, led: Led) -> Alike:
-    return name, led.leader, tuple(sorted(led.in_sync)), tuple(sorted(led.replicas))
+    return name, led.leader, led.set, tuple(sorted(led.replicas))
 
 
 def _behind(look: Look, places: Iterable[Place]) -> str:

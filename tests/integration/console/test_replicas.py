@@ -99,3 +99,17 @@ def test_writes_that_are_refused_are_seen(lab: Lab) -> None:
     assert "1 partition refuses writes" in lab.page(f"/topics/{name}")
     lab.third.start()
     until(lambda: "refus" not in lab.page(f"/topics/{name}"), patience_s=60)
+
+
+def test_the_bucket_is_seen_as_a_replica(browser: Chromium, lab: Lab) -> None:
+    name = "kept"
+    topic = {"name": name, "replicas": [[0]], "config": {"replication.store": "always"}}
+    assert lab.api.post("/v1/topics", json=topic).status_code == 201
+    until(lambda: replicas(lab.page(f"/topics/{name}")) == ["0 bucket"])
+    show(browser, lab, "#/brokers")
+    browser.run(TICK)
+    browser.until(
+        "document.querySelector('#brokers').innerText"
+        ".includes('The bucket is a replica of 1 partition, in sync.')"
+    )
+    check_with_axe(browser, lab, "#/brokers", PHONE)

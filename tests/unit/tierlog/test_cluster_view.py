@@ -74,3 +74,17 @@ def test_an_election_and_a_smaller_set_are_told_with_their_partitions() -> None:
         "flights:1,4,7,10: broker 2 leads under epoch 2 to 3",
         "flights:0,1,2,3,4,5 and 6 more: in sync 0,1,2 -> 0,2",
     ]
+
+
+def test_the_bucket_is_told_among_those_in_sync() -> None:
+    story, place = Story(), ("payments", 0)
+    alone = Led(0, 1, (0,), (0,), (0,), has_store=True)
+    at = look()._replace(topics={"payments": 1}, led={place: alone})
+    story.tell(at)
+    assert story.tell(at._replace(led={place: alone._replace(has_store=False)})) == [
+        "payments:0: in sync 0,bucket -> 0"
+    ]
+    console = Console(width=80, no_color=True, file=StringIO(), force_terminal=False)
+    console.print(picture(at, [], title="t", rows=5, width=80))
+    assert isinstance(console.file, StringIO)
+    assert "0,bucket" in console.file.getvalue()
