@@ -306,8 +306,9 @@ KEYS: Final[tuple[ConfigKey, ...]] = (
         "text",
         "none",
         "What `tierlog table` makes of the topic: a table with its values as they are (raw), or "
-        "with their fields as columns (json). Not one of Kafka's keys.",
-        choices=("none", "raw", "json"),
+        "with their fields as columns, by what JSON says (json) or by the registry's schema that a "
+        "value names (schema). Not one of Kafka's keys.",
+        choices=("none", "raw", "json", "schema"),
     ),
 )
 KEYS_BY_NAME: Final[Mapping[str, ConfigKey]] = {key.name: key for key in KEYS}

@@ -49,24 +49,24 @@ def with_value_type(options: ReadOptions) -> ReadOptions:
             f"option valueSchema: schema {schema_id} is of type {source.kind}; values of AVRO and "
             "JSON can be columns"
         )
-    return options.with_values(ValueReading(schema_id, source, _columns(source).type))
+    return options.with_values(ValueReading(schema_id, source, columns_of_source(source).type))
 
 
 def _schemas(options: ReadOptions) -> Schemas:
     return Schemas(options.access, is_cold=options.tier == "cold")
 
 
-def _columns(source: Source) -> AvroColumns | JsonColumns:
+def columns_of_source(source: Source) -> AvroColumns | JsonColumns:
     if source.kind == "JSON":
         return JsonColumns(source.text, source.dependencies)
-    return AvroColumns(_avro(source))
+    return AvroColumns(avro_text(source))
 
 
-def _avro(source: Source) -> AvroText:
+def avro_text(source: Source) -> AvroText:
     return AvroText(source.text, [text for _, text in source.dependencies])
 
 
-class _Heads(NamedTuple):
+class Heads(NamedTuple):
     """Of each value: whether it is there, whether it has a head, and the id in that."""
 
     there: np.ndarray[Any, Any]
@@ -84,12 +84,12 @@ class ValueDecoder:
         # JSON says itself what it is: it may be without a head, but not where ids are asked for.
         self._needs_head = options.value_schema == "registry"
         self._schemas = _schemas(options)
-        self._columns = _columns(self._reading.source)
+        self._columns = columns_of_source(self._reading.source)
         self._root = lru_cache(None)(self._find_root)
 
     def decode(self, values: pa.Array, offsets: pa.Array) -> pa.Array:
         """Raises UndecodableValue, and what the registry raises."""
-        heads = _heads(values)
+        heads = heads_of(values)
         try:
             if isinstance(self._columns, JsonColumns):
                 return self._decode_json(self._columns, values, heads)
@@ -105,7 +105,7 @@ class ValueDecoder:
                 row=error.row,
             ) from error
 
-    def _decode_json(self, columns: JsonColumns, values: pa.Array, heads: _Heads) -> pa.Array:
+    def _decode_json(self, columns: JsonColumns, values: pa.Array, heads: Heads) -> pa.Array:
         body = pc.binary_slice(values, HEAD_BYTES)
         if not heads.headed[heads.there].all():
             if self._needs_head:
@@ -114,7 +114,7 @@ class ValueDecoder:
             body = pc.if_else(pa.array(heads.headed), body, values)
         return columns.decode(body, permissive=self._permissive)
 
-    def _decode_avro(self, columns: AvroColumns, values: pa.Array, heads: _Heads) -> pa.Array:
+    def _decode_avro(self, columns: AvroColumns, values: pa.Array, heads: Heads) -> pa.Array:
         if not heads.headed[heads.there].all():
             self._refuse_headless(heads)
         roots = np.full(len(values), _NULL, np.int64)
@@ -126,7 +126,7 @@ class ValueDecoder:
             roots[rows] = root
         return columns.decode(values, roots, skipped=HEAD_BYTES, permissive=self._permissive)
 
-    def _refuse_headless(self, heads: _Heads) -> None:
+    def _refuse_headless(self, heads: Heads) -> None:
         if not self._permissive:
             row = int(np.flatnonzero(heads.there & ~heads.headed)[0])
             raise UndecodableValue("it does not begin with the id of a schema", row=row)
@@ -140,10 +140,10 @@ class ValueDecoder:
         if source.kind != "AVRO":
             return _NULL, f"it is of type {source.kind}, where AVRO is read"
         assert isinstance(self._columns, AvroColumns)
-        return self._columns.add_writer(_avro(source)), ""
+        return self._columns.add_writer(avro_text(source)), ""
 
 
-def _heads(values: pa.Array) -> _Heads:
+def heads_of(values: pa.Array) -> Heads:
     _, ends, data = values.buffers()
     ends = np.frombuffer(ends, np.int32)[values.offset : values.offset + len(values) + 1]
     content = np.frombuffer(data or b"", np.uint8)
@@ -155,4 +155,4 @@ def _heads(values: pa.Array) -> _Heads:
     ids = np.zeros(len(values), np.int64)
     for index in range(1, HEAD_BYTES):
         ids[headed] = ids[headed] << 8 | content[starts + index]
-    return _Heads(there, headed, ids)
+    return Heads(there, headed, ids)

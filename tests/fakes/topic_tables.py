@@ -59,7 +59,8 @@ COLUMNS = ("key", "value", "partition", "offset", "timestamp", "headers")
 class TopicTable:
     """One topic, of a partition whose segments may be put one after another.
 
-    Which catalog it is in, and which broker serves the topic, is written down in its folder.
+    Which catalog it is in, which topic it is of, and which broker and bucket have that, is written
+    down in its folder.
     """
 
     def __init__(
@@ -69,23 +70,29 @@ class TopicTable:
         warehouse: str = "",
         catalog: str = "",
         server: str = "",
+        store: str = "",
+        topic: str = "",
         **properties: str,
     ) -> None:
         self.folder, self.properties = folder, properties
-        self.url, self.warehouse = f"file://{folder}/bucket", warehouse or f"file://{folder}/tables"
-        self.name = table_name(None, TOPIC)
+        given = {"catalog": catalog, "server": server, "store": store, "topic": topic}
+        for name, text in given.items():
+            if text:
+                (folder / f"{name}.given").write_text(text)
+        self.url = self._given("store") or f"file://{folder}/bucket"
+        self.warehouse = warehouse or f"file://{folder}/tables"
+        self.topic = self._given("topic") or TOPIC
+        self.name = table_name(None, self.topic)
         self.notes: list[str] = []
-        for name, url in (("catalog.url", catalog), ("server.url", server)):
-            if url:
-                (folder / name).write_text(url)
+        self.is_cold = self._given("server") is None
 
-    def _url(self, name: str) -> str | None:
-        file = self.folder / name
+    def _given(self, name: str) -> str | None:
+        file = self.folder / f"{name}.given"
         return file.read_text() if file.exists() else None
 
     def open_catalog(self, kind: Any = None) -> Any:
         """`kind` is a class in place of the catalog's own."""
-        url = self._url("catalog.url") or f"sqlite:///{self.folder}/catalog.db"
+        url = self._given("catalog") or f"sqlite:///{self.folder}/catalog.db"
         found = open_catalog(url, {"warehouse": self.warehouse, **self.properties})
         return found if kind is None else kind(found.name, **found.properties)
 
@@ -107,18 +114,18 @@ class TopicTable:
         return create_table(self.open_catalog(), self.name, position)
 
     def options(self, until: int | None = None) -> Any:
-        end = {} if until is None else {"endingOffsets": json.dumps({TOPIC: {"0": until}})}
-        server = self._url("server.url")
-        place = {"tier": "cold"} if server is None else {"server": server}
+        end = {} if until is None else {"endingOffsets": json.dumps({self.topic: {"0": until}})}
+        server = "" if self.is_cold else self._given("server")
+        place = {"server": server} if server else {"tier": "cold"}
         return read_options(
-            {"store": self.url, "includeHeaders": "true"} | place | SMALL | end, TOPIC
+            {"store": self.url, "includeHeaders": "true"} | place | SMALL | end, self.topic
         )
 
     def run(self, *, catalog: Any = None, until: int | None = None) -> Synced:
         return TableSync(
             catalog=catalog or self.open_catalog(),
             name=self.name,
-            topic=TOPIC,
+            topic=self.topic,
             options=self.options(until),
             commit_bytes=STEP_BYTES,
             log=self.notes.append,

@@ -41,8 +41,10 @@ from tierlog.record_format.errors import OutcomeUnknownError, RetriableError, Ti
 from tierlog.record_format.units import parse_duration
 from tierlog.spark_reader.options import ReadOptions
 from tierlog.tables.catalog import (
+    COLUMN_MODES,
     JSON_MODE,
     RAW_MODE,
+    SCHEMA_MODE,
     Name,
     UnknownTable,
     create_table,
@@ -120,6 +122,7 @@ TableArgument = Annotated[str, typer.Argument(metavar="NAMESPACE.NAME", help="Th
 class Mode(StrEnum):
     RAW = RAW_MODE
     JSON = JSON_MODE
+    SCHEMA = SCHEMA_MODE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,16 +177,16 @@ def create(
     mode: Annotated[
         Mode | None,
         typer.Option(
-            help="Values as they are, or with their fields as columns; by default the topic's "
-            "iceberg.mode, or raw.",
+            help="Values as they are, or with their fields as columns, by what JSON says or by the "
+            "registry's schemas; by default the topic's iceberg.mode, or raw.",
         ),
     ] = None,
     column: Annotated[
         list[str] | None,
         typer.Option(
             metavar="'NAME TYPE'",
-            help="With json: a column that is there from the beginning, as in 'price double'; may "
-            "be repeated. Others are added when records have them.",
+            help="With json or schema: a column that is there from the beginning, as in 'price "
+            "double'; may be repeated. Others are added when records have them.",
         ),
     ] = None,
     output: OutputOption = Output.AUTO,
@@ -191,7 +194,7 @@ def create(
     """Create an empty table for a topic, partitioned by day of timestamp."""
     ((position, wanted),) = begin_tables(options.reading(topic))
     wanted = mode.value if mode is not None else RAW_MODE if wanted == NO_MODE else wanted
-    if column and wanted != JSON_MODE:
+    if column and wanted not in COLUMN_MODES:
         raise typer.BadParameter(f"--column: a table of mode {wanted} has columns of its own")
     columns = given_columns(column or [])
     table = create_table(

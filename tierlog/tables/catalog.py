@@ -2,7 +2,7 @@
 
 * A catalog is any of PyIceberg's. Files are written and listed by pyarrow.
 * A table of ours has the properties `tierlog.topic`, `tierlog.mode` and `tierlog.position`. One of
-  mode json has `tierlog.errors` too, and beside it a table of mode errors.
+  mode json or schema has `tierlog.errors` too, and beside it a table of mode errors.
 * PyIceberg repeats a commit after a conflict, by default four times: with files of a position that
   another has passed by then. `_OneCommit` sends it once, and on a conflict deletes nothing.
 * Whether a commit that was not answered took place is not decided here.
@@ -71,7 +71,10 @@ NAMESPACE: Final = "tierlog"
 
 RAW_MODE: Final = "raw"
 JSON_MODE: Final = "json"
+SCHEMA_MODE: Final = "schema"
 ERRORS_MODE: Final = "errors"
+COLUMN_MODES: Final = (JSON_MODE, SCHEMA_MODE)
+"""A value's fields are columns; what does not fit is in a table of errors."""
 
 Name = tuple[str, ...]
 
@@ -124,11 +127,9 @@ class TableConflict(RetriableError):
 
 
 class CommitUnanswered(OutcomeUnknownError):
-    """A commit may have taken place: the table has its snapshot then, if it adds one, now or
-    later.
-    """
+    """A commit may have taken place: the table has its snapshot then, now or later."""
 
-    def __init__(self, detail: str, *, snapshot_id: int | None) -> None:
+    def __init__(self, detail: str, *, snapshot_id: int) -> None:
         super().__init__(detail)
         self.snapshot_id, self.records, self.errors = snapshot_id, 0, 0
 
@@ -179,11 +180,11 @@ def create_table(
     columns: Sequence[NestedField] = (),
     more: Mapping[str, str] = MappingProxyType({}),
 ) -> Table:
-    """Create an empty table, and its namespace. `columns` are those that one of mode json has from
-    the beginning, `more` are properties. Raises TableExists, CatalogUnavailable.
+    """Create an empty table, and its namespace. `columns` are those that one of mode json or schema
+    has from the beginning, `more` are properties. Raises TableExists, CatalogUnavailable.
     """
     prefix, schema = "", _ERRORS if mode == ERRORS_MODE else RAW
-    if mode == JSON_MODE:
+    if mode in COLUMN_MODES:
         prefix, schema = "_", _schema("_", *columns, value=False)
     by_day = PartitionField(_TIMESTAMP_ID, 1000, DayTransform(), f"{prefix}timestamp_day")
     properties = {
@@ -252,8 +253,13 @@ def check_state(table: Table, position: Position) -> None:
     position.check_not_rolled_back(map(_ancestor, chain))
 
 
+def has_columns(table: Table) -> bool:
+    """Of its values' fields."""
+    return table.properties[MODE] in COLUMN_MODES
+
+
 def time_column(table: Table) -> str:
-    return "_timestamp" if table.properties[MODE] == JSON_MODE else "timestamp"
+    return "_timestamp" if has_columns(table) else "timestamp"
 
 
 def file_io_of(table: Table) -> PyArrowFileIO:
@@ -264,13 +270,30 @@ def file_io_of(table: Table) -> PyArrowFileIO:
     return table.io
 
 
-def commit_files(table: Table, position: Position, commit: Commit) -> Table:
-    """Add files, and set the position after them, if the table's state is still that of `table`,
-    whose position has been read. Returns the table with them.
+class Change:
+    """What one commit changes of `table`, if its state is still that; nothing before then."""
+
+    def __init__(self, table: Table) -> None:
+        self.table, self.transaction = table, _transaction(table)
+
+    @property
+    def schema(self) -> Schema:
+        """The table's after the commit, with the ids that new columns will have."""
+        return self.transaction.table_metadata.schema()
+
+    def change_columns(self, columns: pa.StructType) -> None:
+        """Add what there is not yet of these, and widen those that are wider now."""
+        with _answers(self.table.name()), self.transaction.update_schema() as update:
+            update.union_by_name(pa.schema(list(columns)))
+
+
+def commit_files(change: Change, position: Position, commit: Commit) -> Table:
+    """Add files, and set the position after them, with the columns that are changed, if the table's
+    state is still that whose position has been read. Returns the table with them.
 
     Raises TableConflict, CommitUnanswered.
     """
-    transaction = _transaction(table)
+    table, transaction = change.table, change.transaction
     with _answers(table.name()), _files_of(table):
         transaction.add_files(
             list(commit.paths),
@@ -282,14 +305,6 @@ def commit_files(table: Table, position: Position, commit: Commit) -> Table:
     position = position.committed_by(_ancestor(snapshot))
     transaction.set_properties({PROPERTY: position.to_json(), **commit.properties})
     return _commit(table, transaction, snapshot.snapshot_id)
-
-
-def add_columns(table: Table, columns: pa.StructType) -> Table:
-    """Add what the table lacks of these, on the same terms. Nothing else is committed."""
-    transaction = _transaction(table)
-    with _answers(table.name()), transaction.update_schema() as update:
-        update.union_by_name(pa.schema(list(columns)))
-    return _commit(table, transaction, None)
 
 
 def exchange_files(table: Table, old: Iterable[DataFile], commit: Commit) -> Table:
@@ -326,7 +341,7 @@ def _transaction(table: Table) -> Transaction:
     ).transaction()
 
 
-def _commit(table: Table, transaction: Transaction, snapshot_id: int | None) -> Table:
+def _commit(table: Table, transaction: Transaction, snapshot_id: int) -> Table:
     try:
         committed = transaction.commit_transaction()
     except _UNAVAILABLE as error:
@@ -361,8 +376,7 @@ class _OneCommit:
         unchanged = AssertRefSnapshotId.model_validate(
             {"ref": MAIN_BRANCH, "snapshot-id": parent_id}
         )
-        if unchanged not in requirements:  # columns alone
-            requirements = (*requirements, unchanged)
+        assert unchanged in requirements
         try:
             return self._catalog.commit_table(table, requirements, updates)
         except CommitFailedException as error:

@@ -1,4 +1,4 @@
-"""The table beside one of mode json, with the records that do not fit it, and why.
+"""The table beside one of mode json or schema, with the records that do not fit it, and why.
 
 * A table's own commit decides which records are in it and which are errors: with its files it sets
   its position, and `tierlog.errors` to the attempt whose folder at the table of errors has the
@@ -21,8 +21,7 @@ from tierlog.tables.catalog import (
     ATTEMPT,
     ERRORS,
     ERRORS_MODE,
-    JSON_MODE,
-    MODE,
+    Change,
     Commit,
     Name,
     TableExists,
@@ -30,6 +29,7 @@ from tierlog.tables.catalog import (
     commit_files,
     create_table,
     dotted,
+    has_columns,
     load_table,
     position_of,
     stored_position,
@@ -51,7 +51,7 @@ def errors_name(name: Name) -> Name:
 
 def load_errors(catalog: Catalog, table: Table) -> Table | None:
     """None if `table` has none, or not yet. Raises OtherTable, TableRolledBack."""
-    if table.properties[MODE] != JSON_MODE:
+    if not has_columns(table):
         return None
     name = errors_name(table.name())
     try:
@@ -75,7 +75,7 @@ def caught_up_errors(catalog: Catalog, table: Table) -> Table | None:
     and let it catch up. Raises TableConflict, CommitUnanswered, TableExists and those of
     `load_errors`.
     """
-    if table.properties[MODE] != JSON_MODE:
+    if not has_columns(table):
         return None
     if (found := load_errors(catalog, table)) is None:
         position, name = stored_position(table), errors_name(table.name())
@@ -94,6 +94,5 @@ def catch_up(table: Table, errors: Table) -> Table:
     attempt, position = table.properties.get(ERRORS), stored_position(table)
     if not attempt or not position.is_past(stored_position(errors)):
         return errors
-    return commit_files(
-        errors, position, Commit(files_of_attempt(errors, attempt), {ATTEMPT: attempt})
-    )
+    commit = Commit(files_of_attempt(errors, attempt), {ATTEMPT: attempt})
+    return commit_files(Change(errors), position, commit)

@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -99,7 +99,7 @@ def given_columns(texts: Sequence[str]) -> list[NestedField]:
     try:
         given = {one.name: Plain(schema_to_pyarrow(one.field_type)) for one in found}
         learn_columns(Fields({}), dict.fromkeys(given))
-        _check_names(Fields(given))
+        check_names(arrow_type(Fields(given)))
     except Misfit as error:
         raise InvalidRequest(f"column {error}") from None
     if len(given) < len(found):
@@ -138,13 +138,21 @@ def learn_columns(columns: Fields, record: object) -> Fields:
         return columns
     if not isinstance(record, dict):
         raise Misfit(f"{_VALUES[type(record)]}, not an object")
-    for name in record:
-        if name.lower() in OWN:
-            raise Misfit(f"{name}: the table has a column of that name for each record's own")
+    check_not_own(record)
     learned = _learn_fields(columns, record, ())
     if learned is not columns:
-        _check_names(learned)
+        try:
+            check_names(arrow_type(learned))
+        except UnicodeEncodeError as error:
+            raise Misfit(f"{error.object[:NAME_MAX]!r}: not the name of a column") from None
     return learned
+
+
+def check_not_own(names: Iterable[str]) -> None:
+    """Raises Misfit."""
+    for name in names:
+        if name.lower() in OWN:
+            raise Misfit(f"{name}: the table has a column of that name for each record's own")
 
 
 def _learn(kind: Kind | None, value: object, path: tuple[str, ...]) -> Kind | None:
@@ -196,8 +204,8 @@ def _takes(kind: pa.DataType, value: object) -> bool:
     return any(getattr(pa.types, f"is_{one}")(kind) for one in _TAKEN.get(type(value), ()))
 
 
-def _check_names(columns: Fields) -> None:
-    """Engines tell names apart by more than case, and paths by their dots."""
+def check_names(columns: pa.StructType) -> None:
+    """Engines tell names apart by more than case, and paths by their dots. Raises Misfit."""
     seen: dict[str, str] = {}
     for name in _names(columns, ""):
         if not name.isprintable() or name.endswith(".") or len(name) > NAME_MAX:
@@ -209,13 +217,15 @@ def _check_names(columns: Fields) -> None:
             raise Misfit(f"{name}: the name of another column, {other}, but for case or dots")
 
 
-def _names(kind: Kind, path: str) -> Iterator[str]:
-    children: Mapping[str, Kind] = {}
-    if isinstance(kind, Fields):
-        children = kind.by_name
-    elif isinstance(kind, ListOf):
-        children = {"element": kind.element}
-    for name, one in children.items():
+def _names(columns: pa.DataType, path: str) -> Iterator[str]:
+    children: list[tuple[str, pa.DataType]] = []
+    if pa.types.is_struct(columns):
+        children = [(one.name, one.type) for one in columns]
+    elif pa.types.is_list(columns):
+        children = [("element", columns.value_type)]
+    elif pa.types.is_map(columns):
+        children = [("key", columns.key_type), ("value", columns.item_type)]
+    for name, one in children:
         full = f"{path}.{name}" if path else name or "."
         yield full
         yield from _names(one, full)

@@ -1,42 +1,45 @@
-"""The files of a step: its rows as a table of mode raw or json has them, and what does not fit.
+"""The files of a step: its rows as a table of its mode has them, and what does not fit.
 
 * An attempt begins with the first row.
-* Columns that the table lacks are added to it by a commit of their own, as soon as there is a row
-  that has them. Without that row they do no harm.
+* What the rows need of columns, the commit of their files adds to the table: rows that follow are
+  read with those, and no other reader sees columns without rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.table import Table
+from pyiceberg.types import StructType
 
+from tierlog.spark_reader.options import ReadOptions
 from tierlog.tables.attempts import Attempt, abandon_attempt, begin_attempt
-from tierlog.tables.catalog import add_columns, time_column
+from tierlog.tables.catalog import MODE, SCHEMA_MODE, Change, time_column
 from tierlog.tables.data_files import DayFiles
-from tierlog.tables.json_columns import Fields, arrow_type, columns_of
+from tierlog.tables.json_columns import arrow_type, columns_of
 from tierlog.tables.json_rows import BATCH_BYTES, decode_values
+from tierlog.tables.schema_rows import Rows, SchemaRows
 
 
 class StepFiles:
-    """`errors` is the table of errors of one of mode json."""
+    """`errors` is the table of errors of one that has columns; `options` say where schemas are."""
 
-    def __init__(self, table: Table, errors: Table | None) -> None:
-        self.table, self._errors_table = table, errors
+    def __init__(self, table: Table, errors: Table | None, options: ReadOptions) -> None:
+        self.table, self._errors_table, self._options = table, errors, options
         self.attempt: Attempt | None = None
 
     def add_rows(self, batch: pa.RecordBatch) -> None:
-        """Raises OSError, TableConflict, CommitUnanswered."""
+        """Raises OSError, and what the registry raises."""
         if self.attempt is None and batch.num_rows:
             self._begin()
         if self._errors_table is None:
             self._rows.add_rows(_with_all_headers(batch))
             return
         for part in _parts(batch):
-            self._add_json(part)
+            self._add_columns(part)
 
     def close(self) -> None:
         if self.attempt is not None:
@@ -51,7 +54,7 @@ class StepFiles:
             abandon_attempt(self.table, self.attempt, errors=self._errors_table)
 
     @property
-    def is_json(self) -> bool:
+    def has_columns(self) -> bool:
         return self._errors_table is not None
 
     @property
@@ -68,19 +71,24 @@ class StepFiles:
 
     def _begin(self) -> None:
         self.attempt = begin_attempt(self.table)
+        self.change = Change(self.table)
         self._rows = self._files_of(self.table)
         self._errors = self._files_of(self._errors_table or self.table)
-        self._columns = columns_of(self.table.schema().as_struct())
+        self._decode: Callable[[pa.BinaryArray, StructType], Rows] = _json_rows
+        if self.table.properties[MODE] == SCHEMA_MODE:
+            is_new = self.table.current_snapshot() is None
+            self._decode = SchemaRows(self._options, is_new=is_new).decode
 
     def _files_of(self, table: Table) -> DayFiles:
         assert self.attempt is not None
         schema, time = schema_to_pyarrow(table.schema()), time_column(table)
         return DayFiles(table.io, self.attempt.folder(table), schema, time=time)
 
-    def _add_json(self, batch: pa.RecordBatch) -> None:
-        decoded = decode_values(batch.column("value"), self._columns)
-        if decoded.columns is not self._columns:
-            self._add_columns(decoded.columns)
+    def _add_columns(self, batch: pa.RecordBatch) -> None:
+        decoded = self._decode(batch.column("value"), self.change.schema.as_struct())
+        if decoded.added is not None:
+            self.change.change_columns(decoded.added)
+            self._rows.change_schema(schema_to_pyarrow(self.change.schema))
         fits = pa.array([place not in decoded.reasons for place in range(len(batch))])
         if decoded.reasons:
             reasons = [decoded.reasons[place] for place in sorted(decoded.reasons)]
@@ -92,16 +100,14 @@ class StepFiles:
             own = {f"_{one.name}": batch.column(one.name) for one in batch.schema}
             names = [one.name for one in decoded.rows.type]
             own.update(zip(names, decoded.rows.flatten(), strict=True))
-            self._rows.add_rows(pa.record_batch({one: own[one] for one in self._names}))
+            columns = [one.name for one in self.change.schema.fields]
+            self._rows.add_rows(pa.record_batch({one: own[one] for one in columns}))
 
-    def _add_columns(self, columns: Fields) -> None:
-        self.table = add_columns(self.table, arrow_type(columns))
-        self._columns = columns_of(self.table.schema().as_struct())
-        self._rows.change_schema(schema_to_pyarrow(self.table.schema()))
 
-    @property
-    def _names(self) -> list[str]:
-        return [one.name for one in self.table.schema().fields]
+def _json_rows(values: pa.BinaryArray, struct: StructType) -> Rows:
+    known = columns_of(struct)
+    columns, rows, reasons = decode_values(values, known)
+    return Rows(None if columns is known else arrow_type(columns), rows, reasons)
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -165,7 +165,7 @@ class TableSync:
     ) -> StepFiles:
         """The rows of a step as files."""
         scan = TopicDataset(self.options, _ROWS, step, ahead=_ahead(), warn=self.log).scanner()
-        files = StepFiles(table, errors)
+        files = StepFiles(table, errors, self.options)
         try:
             with closing(scan.to_batches()) as batches:
                 for batch in batches:
@@ -178,7 +178,7 @@ class TableSync:
         return files
 
 
-def _snapshots_of(table: Table) -> set[int | None]:
+def _snapshots_of(table: Table) -> set[int]:
     return {one.snapshot_id for one in table.metadata.snapshots}
 
 
@@ -186,10 +186,10 @@ def _commit(files: StepFiles, position: Position, summary: Mapping[str, str]) ->
     """The table with them."""
     attempt = files.attempt
     assert attempt is not None
-    properties = {ERRORS: attempt.id if files.errors else ""} if files.is_json else {}
+    properties = {ERRORS: attempt.id if files.errors else ""} if files.has_columns else {}
     commit = Commit(files.paths, {ATTEMPT: attempt.id, **summary}, properties)
     try:
-        table = commit_files(files.table, position, commit)
+        table = commit_files(files.change, position, commit)
     except TableConflict:
         mark_attempt(files.table, attempt)  # another run may have removed it, before the last files
         raise

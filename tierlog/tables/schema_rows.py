@@ -1,0 +1,264 @@
+"""Makes columns of records' values by the schemas that they were written by.
+
+* A value begins with the id of its schema (`spark_reader/values.py`). It is decoded by that schema,
+  and by no other, so that nothing of it is left out and a row is the same whenever it is added.
+  Columns that its schema does not have are null.
+* A schema that is met for the first time adds its columns, and widens those that Iceberg can. A
+  new table has those of the subject's latest version first, which may be wider than older ones.
+* What does not decode, and all of a schema that the columns cannot take, does not fit.
+* In the bucket alone a schema may be missing because it is not there yet: that ends the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.types import StructType
+
+from tierlog.record_format.avro_columns import AvroColumns
+from tierlog.record_format.errors import (
+    InvalidOption,
+    RetriableError,
+    UndecodableValue,
+    UnknownSchema,
+)
+from tierlog.record_format.record_walk import HEAD_BYTES
+from tierlog.record_format.schema_state import Source
+from tierlog.spark_reader.options import ReadOptions
+from tierlog.spark_reader.value_schemas import Schemas
+from tierlog.spark_reader.values import avro_text, columns_of_source, heads_of
+from tierlog.tables.json_columns import OWN, Misfit, check_names, check_not_own
+
+_VALUE: Final = "value"
+"""The column of values that are no records, and have no names."""
+_TAKES: Final[Mapping[pa.DataType, tuple[pa.DataType, ...]]] = {
+    pa.int64(): (pa.int32(),),
+    pa.float64(): (pa.float32(), pa.int32(), pa.int64()),
+}
+"""Whole numbers that a `double` cannot say do not fit."""
+_WIDENED: Final = ((pa.int32(), pa.int64()), (pa.float32(), pa.float64()))
+
+
+class SchemaNotUploaded(RetriableError):
+    """The bucket does not have a schema of `_schemas` yet."""
+
+
+class Rows(NamedTuple):
+    """`rows` are those of the values that fit, in order; `reasons` has the places of the others.
+    `added` is the type of the columns with these values, None if it is the table's.
+    """
+
+    added: pa.StructType | None
+    rows: pa.StructArray
+    reasons: dict[int, str]
+
+
+class SchemaRows:
+    """Not thread-safe."""
+
+    def __init__(self, options: ReadOptions, *, is_new: bool) -> None:
+        """Of a topic; `is_new`: the table has no records yet."""
+        self._schemas = Schemas(options.access, is_cold=options.tier == "cold")
+        (self._topic,) = options.choice.named
+        self._is_cold, self._is_new = options.tier == "cold", is_new
+        self._writers: dict[int, _Writer | Misfit] = {}
+
+    def decode(self, values: pa.BinaryArray, struct: StructType) -> Rows:
+        """`struct` is the table's. Raises SchemaNotUploaded, and what the registry raises."""
+        known = type_ = _columns_of(struct)
+        if self._is_new:
+            with suppress(Misfit):
+                type_ = _with_columns(type_, self._latest)
+        heads, reasons = heads_of(values), dict[int, str]()
+        headless = np.flatnonzero(heads.there & ~heads.headed).tolist()
+        reasons.update(dict.fromkeys(headless, "it does not begin with the id of a schema"))
+        of_schemas = []
+        for schema_id in np.unique(heads.ids[heads.headed]).tolist():
+            places = np.flatnonzero(heads.headed & (heads.ids == schema_id))
+            try:
+                writer = self._writer(schema_id)
+                type_ = _with_columns(type_, writer.type)
+                of_schemas.append((places, writer))
+            except Misfit as error:
+                reasons.update(dict.fromkeys(places.tolist(), f"schema {schema_id}: {error}"))
+        found = [(np.flatnonzero(~heads.there), None), *of_schemas]
+        rows = _in_order(list(_read(values, found, type_, reasons)), type_)
+        return Rows(None if type_ == known else type_, rows, reasons)
+
+    def _writer(self, schema_id: int) -> _Writer:
+        """Raises Misfit."""
+        if schema_id not in self._writers:
+            self._writers[schema_id] = self._find_writer(schema_id)
+        found = self._writers[schema_id]
+        if isinstance(found, Misfit):
+            raise found
+        return found
+
+    def _find_writer(self, schema_id: int) -> _Writer | Misfit:
+        try:
+            return _Writer(schema_id, self._schemas.of_id(schema_id))
+        except UnknownSchema as error:
+            if self._is_cold:
+                raise SchemaNotUploaded(
+                    f"{self._topic}: {error}; until it is uploaded, read with the broker"
+                ) from error
+            return Misfit("the registry does not have it")
+        except Misfit as error:
+            return error
+
+    @cached_property
+    def _latest(self) -> pa.StructType:
+        """Columns of the subject's latest version; none if there is no such."""
+        with suppress(UnknownSchema, Misfit):
+            return _Writer(*self._schemas.latest(f"{self._topic}-value")).type
+        return pa.struct([])
+
+
+class _Writer:
+    """Reads the values of one schema."""
+
+    def __init__(self, schema_id: int, source: Source) -> None:
+        """Raises Misfit if the schema has no columns."""
+        if source.kind not in ("AVRO", "JSON"):
+            raise Misfit(f"it is of type {source.kind}; values of AVRO and JSON can be columns")
+        self.schema_id = schema_id
+        try:
+            self._columns = columns_of_source(source)
+        except InvalidOption as error:
+            raise Misfit(str(error).removeprefix("valueSchema: ")) from None
+        if isinstance(self._columns, AvroColumns):
+            self._root = self._columns.add_writer(avro_text(source))
+        self._is_record = pa.types.is_struct(self._columns.type)
+        whole = self._columns.type if self._is_record else pa.struct([(_VALUE, self._columns.type)])
+        self.type = _stored(whole) or pa.struct([])
+        check_not_own(self.type.names)
+        check_names(self.type)
+
+    def read(self, values: pa.BinaryArray) -> pa.StructArray:
+        """Raises UndecodableValue."""
+        if isinstance(self._columns, AvroColumns):
+            roots = np.full(len(values), self._root, np.int64)
+            rows = self._columns.decode(values, roots, skipped=HEAD_BYTES, permissive=False)
+        else:
+            rows = self._columns.decode(pc.binary_slice(values, HEAD_BYTES), permissive=False)
+        return rows if self._is_record else pa.StructArray.from_arrays([rows], names=[_VALUE])
+
+
+def _read(
+    values: pa.BinaryArray,
+    found: list[tuple[np.ndarray, _Writer | None]],
+    type_: pa.StructType,
+    reasons: dict[int, str],
+) -> Iterator[tuple[np.ndarray, pa.StructArray]]:
+    """Places and rows of what fits; of what does not, the reason is added."""
+    for places, writer in found:
+        if writer is None:
+            yield places, pa.nulls(len(places), type_)
+            continue
+        yield from _read_each(values.take(pa.array(places)), places, writer, type_, reasons)
+
+
+def _read_each(
+    values: pa.BinaryArray,
+    places: np.ndarray,
+    writer: _Writer,
+    type_: pa.StructType,
+    reasons: dict[int, str],
+) -> Iterator[tuple[np.ndarray, pa.StructArray]]:
+    """By halves, until what does not fit is alone."""
+    try:
+        yield places, writer.read(values).cast(type_)
+    except (UndecodableValue, pa.ArrowInvalid) as error:
+        if len(places) == 1:
+            text = error.detail if isinstance(error, UndecodableValue) else str(error)
+            reasons[int(places[0])] = f"schema {writer.schema_id}: {text}"
+            return
+        half = len(places) // 2
+        yield from _read_each(values[:half], places[:half], writer, type_, reasons)
+        yield from _read_each(values[half:], places[half:], writer, type_, reasons)
+
+
+def _in_order(
+    parts: list[tuple[np.ndarray, pa.StructArray]], type_: pa.StructType
+) -> pa.StructArray:
+    rows = pa.concat_arrays([rows for _, rows in parts] or [pa.nulls(0, type_)])
+    if len(parts) < 2:
+        return rows
+    order = np.argsort(np.concatenate([places for places, _ in parts]), kind="stable")
+    return rows.take(pa.array(order))
+
+
+# --- columns --------------------------------------------------------------------------------------
+
+
+def _columns_of(struct: StructType) -> pa.StructType:
+    """Of a table, without its own."""
+    fields = [
+        (one.name, _stored(schema_to_pyarrow(one.field_type, include_field_ids=False)))
+        for one in struct.fields
+        if one.name not in OWN
+    ]
+    return pa.struct(fields)
+
+
+def _stored(found: pa.DataType) -> pa.DataType | None:
+    """As a table has it, with Arrow's short types; None if it is of nulls, or empty."""
+    if pa.types.is_struct(found):
+        fields = [(one.name, _stored(one.type)) for one in found]
+        fields = [(name, one) for name, one in fields if one is not None]
+        return pa.struct(fields) if fields else None
+    if pa.types.is_list(found) or pa.types.is_large_list(found):
+        element = _stored(found.value_type)
+        return None if element is None else pa.list_(element)
+    if pa.types.is_map(found):
+        item = _stored(found.item_type)
+        return None if item is None else pa.map_(_stored(found.key_type), item)
+    if pa.types.is_null(found):
+        return None
+    return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(found, found)
+
+
+def _with_columns(known: pa.StructType, more: pa.StructType) -> pa.StructType:
+    """Raises Misfit."""
+    found = _merged(known, more, "")
+    if found != known:
+        check_names(found)
+    return found
+
+
+def _merged(known: pa.DataType, more: pa.DataType, path: str) -> pa.DataType:
+    """The type that takes both, if Iceberg makes it of `known`. Raises Misfit."""
+    if known == more or more in _TAKES.get(known, ()):
+        return known
+    if pa.types.is_struct(known) and pa.types.is_struct(more):
+        fields = {one.name: one.type for one in known}
+        for one in more:
+            below = f"{path}.{one.name}" if path else one.name
+            has = fields.get(one.name)
+            fields[one.name] = one.type if has is None else _merged(has, one.type, below)
+        return pa.struct(list(fields.items()))
+    if pa.types.is_list(known) and pa.types.is_list(more):
+        return pa.list_(_merged(known.value_type, more.value_type, f"{path}.element"))
+    if pa.types.is_map(known) and pa.types.is_map(more) and known.key_type == more.key_type:
+        item = _merged(known.item_type, more.item_type, f"{path}.value")
+        return pa.map_(known.key_type, item)
+    if (known, more) in _WIDENED:
+        return more
+    if pa.types.is_decimal(known) and pa.types.is_decimal(more) and known.scale == more.scale:
+        return pa.decimal128(max(known.precision, more.precision), known.scale)
+    raise Misfit(f"{path}: {_name(more)}, where the column is {_name(known)}")
+
+
+def _name(found: pa.DataType) -> str:
+    """Iceberg's."""
+    for nested in ("struct", "list", "map"):
+        if getattr(pa.types, f"is_{nested}")(found):
+            return f"a {nested}"
+    return {"int64": "long", "int32": "int", "bool": "boolean"}.get(str(found), str(found))
