@@ -27,7 +27,6 @@ from tierlog.broker.cluster.peers import Peers
 from tierlog.broker.coordinator_log import CoordinatorLog
 from tierlog.broker.group_configs import GroupConfigs, duration_ms
 from tierlog.broker.group_coordinator.assignors import TopicPartition
-from tierlog.broker.group_coordinator.coordinator import failed
 from tierlog.broker.group_coordinator.group_events import (
     Effects,
     GroupError,
@@ -62,6 +61,7 @@ from tierlog.broker.share_state_peers import ShareStatePeers, answer_all
 from tierlog.broker.tiered_reads import Fetched
 from tierlog.host.clock import monotonic_ms
 from tierlog.host.file_slice import FileSlice
+from tierlog.host.threads import failed
 from tierlog.hot_tier.log_writer import AppendResult
 from tierlog.record_format.consumer_offsets import NO_EPOCH
 from tierlog.record_format.errors import (

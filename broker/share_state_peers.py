@@ -8,19 +8,18 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Final
 
 from tierlog.broker.cluster.peers import Peers
 from tierlog.broker.coordinator_log import CoordinatorLog
-from tierlog.broker.group_coordinator.coordinator import failed
+from tierlog.broker.gathered_calls import GatheredCalls
 from tierlog.broker.offset_log import home_number
 from tierlog.broker.share_coordinator.share_state import ShareState, StateAnswer, StateCall
-from tierlog.host.threads import Threads
+from tierlog.host.threads import Threads, failed
 from tierlog.record_format.errors import (
     WILL_PASS,
     FencedError,
@@ -41,8 +40,6 @@ ANSWER_TIMEOUT_S: Final = 4.0
 NONE: Final = "NONE"
 MOVED: Final = "NOT_COORDINATOR"
 
-_Waiting = tuple[StateCall, "Future[ShareState]"]
-
 
 class ShareStatePeers:
     """Thread-safe. `carry_out`: of the coordinator here. `close` ends its threads."""
@@ -55,9 +52,9 @@ class ShareStatePeers:
     ) -> None:
         self._peers, self._log, self._carry_out = peers, log, carry_out
         self._threads = Threads(THREADS_MAX, name="share-states")
-        self._lock = threading.Lock()
-        self._waiting: defaultdict[int, list[_Waiting]] = defaultdict(list)
-        self._sending: set[int] = set()  # partitions that a thread is busy with
+        self._calls: GatheredCalls[int, StateCall, ShareState] = GatheredCalls(
+            self._send, threads=self._threads, most=CALLS_MAX
+        )
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -70,57 +67,22 @@ class ShareStatePeers:
         if topic is None:
             return failed(Starting(f"there is no {self._log.name} yet"))
         number = home_number(call.key.home, topic)
-        with self._lock:
-            if number not in self._sending and self._is_here(call):
-                answer = self._carry_out(call)
-                if not (answer.done() and isinstance(answer.exception(), WILL_PASS)):
-                    return answer
-            done: Future[ShareState] = Future()
-            done.set_running_or_notify_cancel()
-            self._waiting[number].append((call, done))
-            if number in self._sending:
-                return done
-            self._sending.add(number)
-        try:
-            self._threads.submit(self._send_all, number)
-        except RuntimeError:
-            done.set_exception(ShuttingDown("the broker stops"))
-        return done
+        return self._calls.give(number, call, at_once=partial(self._answer_here, call))
 
-    def _is_here(self, call: StateCall) -> bool:
+    def _answer_here(self, call: StateCall) -> Future[ShareState] | None:
         try:
             self._log.check_ready(call.key.home)
         except TierlogError:
-            return False
-        return True
+            return None
+        answer = self._carry_out(call)
+        return None if answer.done() and isinstance(answer.exception(), WILL_PASS) else answer
 
-    def _send_all(self, number: int) -> None:
-        while batch := self._next_batch(number):
-            try:
-                answers = self._send([call for call, _ in batch])
-            except (TierlogError, OSError) as error:
-                for _call, done in batch:
-                    done.set_exception(error)
-                continue
-            for (_call, done), answer in zip(batch, answers, strict=True):
-                _complete(done, answer)
-
-    def _next_batch(self, number: int) -> list[_Waiting]:
-        with self._lock:
-            waiting = self._waiting.pop(number, [])
-            batch, rest = waiting[:CALLS_MAX], waiting[CALLS_MAX:]
-            if rest:
-                self._waiting[number] = rest
-            if not batch:
-                self._sending.discard(number)
-            return batch
-
-    def _send(self, calls: Sequence[StateCall]) -> list[StateAnswer]:
+    def _send(self, _: int, calls: Sequence[StateCall]) -> list[ShareState | TierlogError]:
         """Calls for one partition. Raises what keeps its broker from answering, in the end."""
         until_s = time.monotonic() + PATIENCE_S
         while True:
             try:
-                return self._try_send(calls)
+                return [_outcome(answer) for answer in self._try_send(calls)]
             except (LeaderUnknown, Starting, PeerUnavailable):
                 if time.monotonic() >= until_s:
                     raise
@@ -160,8 +122,7 @@ def _answer(carried_out: Future[ShareState]) -> StateAnswer:
         return StateAnswer(reason="COORDINATOR_NOT_AVAILABLE", detail=str(error))
 
 
-def _complete(done: Future[ShareState], answer: StateAnswer) -> None:
+def _outcome(answer: StateAnswer) -> ShareState | TierlogError:
     if answer.state is not None:
-        done.set_result(answer.state)
-    else:
-        done.set_exception(GroupRefused(answer.reason, answer.detail))
+        return answer.state
+    return GroupRefused(answer.reason, answer.detail)

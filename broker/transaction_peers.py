@@ -4,23 +4,21 @@
   does (KIP-890). What it was told is good until the transaction's marker is written here: one that
   is written while it asks makes the answer worthless, or the append would begin a transaction that
   nobody ends.
-* A coordinator sends the markers of one broker's partitions in order, all that wait in one call,
-  one call at a time: a broker that does not answer holds up one thread. Whoever asked repeats what
+* A coordinator sends the markers of one broker's partitions gathered. Whoever asked repeats what
   failed; a marker that is written twice ends nothing twice.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final
 
 from tierlog.broker.cluster.peers import Marker, Peers, TransactionPart
 from tierlog.broker.data_folder import TopicPartition
+from tierlog.broker.gathered_calls import GatheredCalls
 from tierlog.broker.transaction_coordinator.transaction import ProducerEpoch
-from tierlog.host.threads import Threads
+from tierlog.host.threads import Threads, begun
 from tierlog.record_format.errors import (
     PeerUnavailable,
     ProducerFenced,
@@ -50,10 +48,11 @@ class TransactionPeers:
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._threads = Threads(THREADS_MAX, name="transactions")
+        self._markers: GatheredCalls[str, Marker, None] = GatheredCalls(
+            self._send_markers, threads=self._threads, most=MARKERS_MAX
+        )
         self._lock = threading.Lock()
         self._told: dict[tuple[TopicPartition, int], _Told] = {}  # by producer id
-        self._waiting: defaultdict[str, list[tuple[Marker, Future[None]]]] = defaultdict(list)
-        self._sending: set[str] = set()  # the urls of brokers that a thread speaks with
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -67,7 +66,12 @@ class TransactionPeers:
 
     def ask(self, url: str, part: TransactionPart) -> Future[None]:
         """Does not wait. The future raises TransactionRefused, PeerUnavailable."""
-        return self._submit(begun(), self._ask, url, part)
+        done: Future[None] = begun()
+        try:
+            self._threads.submit(self._ask, done, url, part)
+        except RuntimeError:
+            done.set_exception(ShuttingDown("the broker stops"))
+        return done
 
     def _ask(self, done: Future[None], url: str, part: TransactionPart) -> None:
         producer = ProducerEpoch(part.producer_id, part.producer_epoch)
@@ -107,58 +111,18 @@ class TransactionPeers:
 
     def send_marker(self, url: str, marker: Marker) -> Future[None]:
         """Does not wait. The future raises ProducerFenced, TransactionRefused, PeerUnavailable."""
-        done = begun()
-        with self._lock:
-            self._waiting[url].append((marker, done))
-            if url in self._sending:
-                return done
-            self._sending.add(url)
-        return self._submit(done, self._send_all, url)
+        return self._markers.give(url, marker)
 
-    def _send_all(self, _: Future[None], url: str) -> None:
-        while batch := self._next_batch(url):
-            try:
-                reasons = self._peers.write_markers(url, [marker for marker, _ in batch])
-                if len(reasons) != len(batch):
-                    raise PeerUnavailable(f"{url}: {len(reasons)} answers to {len(batch)} markers")
-            except TierlogError as error:
-                for _marker, done in batch:
-                    done.set_exception(error)
-                continue
-            for (_marker, done), reason in zip(batch, reasons, strict=True):
-                _complete(done, url, reason)
-
-    def _next_batch(self, url: str) -> list[tuple[Marker, Future[None]]]:
-        with self._lock:
-            waiting = self._waiting.pop(url, [])
-            batch, rest = waiting[:MARKERS_MAX], waiting[MARKERS_MAX:]
-            if rest:
-                self._waiting[url] = rest
-            if not batch:
-                self._sending.discard(url)
-            return batch
-
-    def _submit(
-        self, done: Future[None], call: Callable[..., None], *arguments: object
-    ) -> Future[None]:
-        try:
-            self._threads.submit(call, done, *arguments)
-        except RuntimeError:
-            done.set_exception(ShuttingDown("the broker stops"))
-        return done
+    def _send_markers(self, url: str, markers: list[Marker]) -> list[TierlogError | None]:
+        reasons = self._peers.write_markers(url, markers)
+        if len(reasons) != len(markers):
+            raise PeerUnavailable(f"{url}: {len(reasons)} answers to {len(markers)} markers")
+        return [_refusal(url, reason) for reason in reasons]
 
 
-def begun() -> Future[None]:
-    """A future that whoever waits for it cannot cancel."""
-    future: Future[None] = Future()
-    future.set_running_or_notify_cancel()
-    return future
-
-
-def _complete(done: Future[None], url: str, reason: str) -> None:
+def _refusal(url: str, reason: str) -> TierlogError | None:
     if reason == NONE:
-        done.set_result(None)
-    elif reason == FENCED:
-        done.set_exception(ProducerFenced(f"the broker at {url} knows a later epoch"))
-    else:
-        done.set_exception(TransactionRefused(reason, f"the broker at {url} says {reason}"))
+        return None
+    if reason == FENCED:
+        return ProducerFenced(f"the broker at {url} knows a later epoch")
+    return TransactionRefused(reason, f"the broker at {url} says {reason}")

@@ -21,7 +21,7 @@ import structlog
 from tierlog.broker.cluster.peers import Marker, Peers, TransactionPart
 from tierlog.broker.coordinator_log import CoordinatorLog
 from tierlog.broker.data_folder import TopicPartition
-from tierlog.broker.group_coordinator.coordinator import error_of, failed
+from tierlog.broker.group_coordinator.coordinator import error_of
 from tierlog.broker.groups import Groups
 from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.offset_log import append_records, stored_records
@@ -33,8 +33,9 @@ from tierlog.broker.transaction_coordinator.coordinator import (
     TransactionCoordinator,
 )
 from tierlog.broker.transaction_coordinator.transaction import V2, ProducerEpoch
-from tierlog.broker.transaction_peers import FENCED, TransactionPeers, begun
+from tierlog.broker.transaction_peers import FENCED, TransactionPeers
 from tierlog.host.clock import monotonic_ms
+from tierlog.host.threads import begun, failed
 from tierlog.hot_tier.log_writer import AppendResult
 from tierlog.hot_tier.producer_state import ALONE, Verify
 from tierlog.record_format.batch import BatchHeader

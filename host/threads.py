@@ -189,6 +189,19 @@ def make_and_report(call: Callable[[], object]) -> None:
         threading.excepthook(threading.ExceptHookArgs(report))
 
 
+def begun() -> Future[Any]:
+    """A future that whoever waits for it cannot cancel."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def failed(error: BaseException) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_exception(error)
+    return future
+
+
 def run_in_daemon_thread(call: Callable[[], object], *, name: str) -> Future[None]:
     """Call it in a thread for which the process does not wait when it exits: a request to a store
     may take a minute to time out. In the caller's thread if the process may not have another.

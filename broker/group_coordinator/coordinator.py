@@ -80,6 +80,7 @@ from tierlog.broker.group_coordinator.group_states import (
 from tierlog.broker.group_coordinator.migration import downgraded, upgraded
 from tierlog.broker.group_coordinator.share_group import ShareGroup, ShareGroupLimits
 from tierlog.broker.group_coordinator.subscriptions import TopicView
+from tierlog.host.threads import failed
 from tierlog.record_format.errors import (
     FencedError,
     GroupRefused,
@@ -728,9 +729,3 @@ def error_of(cause: BaseException) -> GroupError:
     if isinstance(cause, (RecordTooLarge, MessageError)):
         return GroupError.UNKNOWN_SERVER_ERROR
     return GroupError.COORDINATOR_NOT_AVAILABLE
-
-
-def failed(error: BaseException) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_exception(error)
-    return future

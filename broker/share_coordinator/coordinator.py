@@ -19,7 +19,6 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from tierlog.broker.group_coordinator.coordinator import failed
 from tierlog.broker.share_coordinator.share_state import (
     UNKNOWN_START,
     DeliveryState,
@@ -33,6 +32,7 @@ from tierlog.broker.share_coordinator.share_state import (
     tombstone,
     update_record,
 )
+from tierlog.host.threads import failed
 from tierlog.record_format.errors import GroupRefused, Throttled, TierlogError
 from tierlog.record_format.kafka_messages.source import MessageError
 

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import structlog
 
 from tierlog.broker.data_folder import TopicPartition
-from tierlog.broker.group_coordinator.coordinator import error_of, failed
+from tierlog.broker.group_coordinator.coordinator import error_of
 from tierlog.broker.transaction_coordinator.transaction import (
     V2,
     ProducerEpoch,
@@ -40,6 +40,7 @@ from tierlog.broker.transaction_coordinator.transaction import (
     init_producer,
     to_record,
 )
+from tierlog.host.threads import failed
 from tierlog.hot_tier.producer_state import new_producer_id
 from tierlog.record_format.errors import (
     CorruptDataError,
