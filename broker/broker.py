@@ -98,12 +98,8 @@ class Broker:
             on_failure.callback(self._opener.close_timer)
             self._topics = LiveTopics(folder, self._opener, clock=clock)
             self.registry, self.checkpoints = self._topics.registry, self._topics.checkpoints
-            self.group_configs = GroupConfigs(
-                self._topics, settings, clock=clock, peers=None if members is None else peers
-            )
-            self.schema_registry = SchemaRegistry(
-                self._topics, clock=clock, peers=None if members is None else peers
-            )
+            self.group_configs = GroupConfigs(self._topics, settings, clock=clock, peers=peers)
+            self.schema_registry = SchemaRegistry(self._topics, clock=clock, peers=peers)
             self.schema_validation = SchemaValidation(
                 self.schema_registry.find, now_ms=monotonic_ms
             )
@@ -122,7 +118,7 @@ class Broker:
                 settings,
                 clock=clock,
                 call_after=self._opener.call_after,
-                peers=None if members is None else peers,
+                peers=peers,
             )
             on_failure.callback(self.transactions.close)
             self.share_groups = ShareGroups(
@@ -133,7 +129,7 @@ class Broker:
                 trim=lambda partition, offset: self.trim(partition.topic, partition.number, offset),
                 clock=clock,
                 call_after=self._opener.call_after,
-                peers=None if members is None else peers,
+                peers=peers,
             )
             on_failure.callback(self.share_groups.close)
             self.background = BackgroundTasks(
@@ -149,9 +145,7 @@ class Broker:
             )
             self.cluster: Cluster | None = None
             if bucket is not None and members is not None and peers is not None:
-                from tierlog.broker.cluster.cluster import (
-                    Cluster,
-                )
+                from tierlog.broker.cluster.cluster import Cluster
 
                 self.cluster = Cluster(
                     members,
@@ -235,7 +229,7 @@ class Broker:
                 settings,
                 bucket=bucket,
                 members=members,
-                peers=peers,
+                peers=peers if members is not None else None,
                 clock=clock,
                 disk=disk,
             )

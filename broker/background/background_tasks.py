@@ -2,34 +2,27 @@
 
 * One thread for each task; each round covers all partitions that exist when it begins. No thread
   starts before `start`: in a broker that was opened idle the tasks are called one by one.
-* A round that fails with a TierlogError or OSError is logged, and the next round runs as scheduled.
-  Any other exception is a bug: it is logged with its traceback, but does not end the thread either,
-  because the logs still need maintenance. A repeated failure is logged once, and so is the recovery
-  from it.
 * The copier wakes up when a topic changes: it publishes the topic and uploads rolled segments.
 * What deleted topics have left goes in a thread of its own, because the objects of a thousand
-  partitions take many minutes: files of all topics first, because the disk may need the room, then
-  objects, then the entry in `topics.json`. Each step may be repeated by the next round or start.
+  partitions take many minutes.
 * Stopping waits only for the disk. A task that waits for the store is left behind: it cannot change
   a closed log, registry or folder.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Final
-
-import structlog
 
 from tierlog.broker.background.compactor import Compactor, Rehydrator
 from tierlog.broker.background.copier import Copier, Offloaded
+from tierlog.broker.background.deletions import Deletions
 from tierlog.broker.background.fence_checker import FenceChecker
 from tierlog.broker.background.janitor import Janitor
 from tierlog.broker.background.merger import Merged, Merger
+from tierlog.broker.background.periodic_task import PeriodicTask
 from tierlog.broker.background.task_failures import RoundTask, TaskFailures
 from tierlog.broker.bucket import Bucket
 from tierlog.broker.data_folder import DataFolder
@@ -41,114 +34,20 @@ from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.partition import Partition
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.share_groups import ShareGroups
-from tierlog.broker.topic_registry import TopicRecord
 from tierlog.broker.topics import Topic
 from tierlog.broker.transactions import Transactions
-from tierlog.host.deferred_errors import DeferredErrors
-from tierlog.host.retry import backoff_s
 from tierlog.manifest.forced_claims import ForcedClaims
-from tierlog.record_format.errors import FencedError, TierlogError
 
 if TYPE_CHECKING:
     from tierlog.broker.cluster.cluster import Cluster
 
-log = structlog.get_logger(__name__)
-
-
-class PeriodicTask:
-    """`wake` starts the next round at once. With `interval_max_s`, the interval doubles with each
-    failure in a row, up to that.
-    """
-
-    def __init__(
-        self,
-        name: RoundTask,
-        run_round: Callable[[], None],
-        *,
-        failures: TaskFailures,
-        interval_s: float,
-        interval_max_s: float = 0.0,
-    ) -> None:
-        self._name, self._run_round, self._interval_s = name, run_round, interval_s
-        self._interval_max_s, self._failures = interval_max_s, failures
-        self._failure: str | None = None
-        self._failed_rounds = 0  # in a row
-        self._woken = threading.Event()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def wake(self) -> None:
-        self._woken.set()
-
-    def stop(self, timeout_s: float) -> None:
-        """Let the round in progress be the last, and wait for it."""
-        self._stopping.set()
-        self._woken.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-
-    def _loop(self) -> None:
-        while not self._stopping.is_set():
-            self._woken.wait(self._wait_s())
-            self._woken.clear()
-            if self._stopping.is_set():
-                return
-            succeeded = self._run()
-            self._failures.note_round(self._name, failed=not succeeded)
-            self._failed_rounds = 0 if succeeded else self._failed_rounds + 1
-
-    def _run(self) -> bool:
-        """Run a round. Returns whether it succeeded."""
-        try:
-            self._run_round()
-        except (TierlogError, OSError) as error:
-            self._report(str(error))
-        except Exception:
-            log.exception("background round failed: a bug", task=self._name)
-        else:
-            self._report(None)
-            return True
-        return False
-
-    def _wait_s(self) -> float:
-        """The interval; after failures, from twice the interval up."""
-        longest_s = max(self._interval_s, self._interval_max_s)
-        return backoff_s(self._failed_rounds + 1, first_s=self._interval_s, max_s=longest_s)
-
-    def _report(self, failure: str | None) -> None:
-        if failure == self._failure:
-            return
-        if failure is None:
-            log.info("background task recovered", task=self._name)
-        else:
-            log.warning("background task failed, will retry", task=self._name, error=failure)
-        self._failure = failure
-
-
 COPY_INTERVAL_S: Final = 1.0
-
-
 DELETION_INTERVAL_S: Final = 1.0
-
-
 DELETION_INTERVAL_MAX_S: Final = 60.0  # each attempt costs a dozen requests or more a partition
-
-
 GROUPS_INTERVAL_S: Final = 10.0
-
-
 LOOK_INTERVAL_S: Final = 0.5  # whether it is time to look who lives
-
-
 REPLICAS_INTERVAL_S: Final = 0.5  # what is due for the replicas
-
-
 WRITE_AHEAD_INTERVAL_S: Final = 60.0
-
-
 REPORT_INTERVAL_S: Final = 1.0  # what the other brokers lead, asked of them
 
 
@@ -188,84 +87,78 @@ class BackgroundTasks:
         self.janitor = Janitor(
             topics, settings, clock=clock, holes=self.holes, failures=self.failures
         )
-        rehydrate = None
+        rehydrate = self.merger = None
         if bucket is not None:
             scratch, check_room = folder.scratch("bring-back"), reserve.check_fits
             rehydrate = Rehydrator(bucket, scratch=scratch, clock=clock, check_room=check_room)
-        self.compactor = Compactor(
-            topics, settings, clock=clock, failures=self.failures, rehydrate=rehydrate
-        )
-        self.merger: Merger | None = None
-        if bucket is not None:
             self.merger = Merger(
                 topics,
                 bucket,
                 scratch=folder.scratch("merge"),
                 clock=clock,
-                check_room=reserve.check_fits,
+                check_room=check_room,
                 failures=self.failures,
             )
+        self.compactor = Compactor(
+            topics, settings, clock=clock, failures=self.failures, rehydrate=rehydrate
+        )
         self.deletions = Deletions(topics, bucket)
         self._copy_again_s = 0.0
-        task = partial(PeriodicTask, failures=self.failures)
+        self._tasks: list[PeriodicTask] = []
         check_s = settings.retention_check_interval_ms / 1000
-        self.copying = task("copier", self.copy_round, interval_s=COPY_INTERVAL_S)
-        self.deleting = task(
-            "deletions",
-            self.deletions.run_round,
-            interval_s=DELETION_INTERVAL_S,
-            interval_max_s=DELETION_INTERVAL_MAX_S,
+        self._add("disk-reserve", self._check_reserve, CHECK_S)
+        self.copying = self._add("copier", self.copy_round, COPY_INTERVAL_S)
+        self.deleting = self._add(
+            "deletions", self.deletions.run_round, DELETION_INTERVAL_S, DELETION_INTERVAL_MAX_S
         )
-        self._group_keeping = task("groups", groups.run_round, interval_s=GROUPS_INTERVAL_S)
-        self._transaction_keeping = task(
-            "transactions", transactions.run_round, interval_s=GROUPS_INTERVAL_S
+        self._coordinators = [
+            self._add("groups", groups.run_round, GROUPS_INTERVAL_S),
+            self._add("transactions", transactions.run_round, GROUPS_INTERVAL_S),
+            self._add("share-groups", share_groups.run_round, GROUPS_INTERVAL_S),
+        ]
+        self._at_once = self._coordinators[:1]
+        self._add("janitor", self.janitor.disk_round, check_s)
+        self._add("bucket", self.bucket_round, check_s)
+        self._add("compactor", self.compactor.run_round, settings.log_cleaner_backoff_ms / 1000)
+        if self.merger is not None:
+            self._add("merger", self.merger.run_round, check_s)
+        self._add("fence-checker", self.fence_checker.run_round, settings.fence_check_ms / 2000)
+        self._add("checkpoints", topics.checkpoints.save, settings.recovery_checkpoint_ms / 1000)
+
+    def _add(
+        self,
+        name: RoundTask,
+        run_round: Callable[[], None],
+        interval_s: float,
+        interval_max_s: float = 0.0,
+    ) -> PeriodicTask:
+        """It starts after those before it, and stops before them."""
+        task = PeriodicTask(
+            name,
+            run_round,
+            failures=self.failures,
+            interval_s=interval_s,
+            interval_max_s=interval_max_s,
         )
-        self._share_keeping = task(
-            "share-groups", share_groups.run_round, interval_s=GROUPS_INTERVAL_S
-        )
-        cleaner_s, fence_s = settings.log_cleaner_backoff_ms / 1000, settings.fence_check_ms / 2000
-        checkpoint_s = settings.recovery_checkpoint_ms / 1000
-        # In the order in which they start; they stop in reverse order.
-        self._tasks: tuple[PeriodicTask, ...] = (
-            task("disk-reserve", self._check_reserve, interval_s=CHECK_S),
-            self.copying,
-            self.deleting,
-            self._group_keeping,
-            self._transaction_keeping,
-            self._share_keeping,
-            task("janitor", self.janitor.disk_round, interval_s=check_s),
-            task("bucket", self.bucket_round, interval_s=check_s),
-            task("compactor", self.compactor.run_round, interval_s=cleaner_s),
-            *(
-                [task("merger", self.merger.run_round, interval_s=check_s)]
-                if self.merger is not None
-                else []
-            ),
-            task("fence-checker", self.fence_checker.run_round, interval_s=fence_s),
-            task("checkpoints", topics.checkpoints.save, interval_s=checkpoint_s),
-        )
-        self._at_once = [self._group_keeping]
+        self._tasks.append(task)
+        return task
 
     def add_cluster(self, cluster: Cluster, group_configs: GroupConfigs) -> None:
         """What a broker of a cluster does besides. Call it before `start`."""
-        task = partial(PeriodicTask, failures=self.failures)
         beat_s = self._settings.heartbeat_interval_ms / 1000
-        replicas_s = min(REPLICAS_INTERVAL_S, beat_s)
-        tasks = (
-            task("heartbeat", cluster.members.beat, interval_s=beat_s),
-            task("members", cluster.members.look_around, interval_s=min(beat_s, LOOK_INTERVAL_S)),
-            task("cluster", cluster.run_round, interval_s=REPORT_INTERVAL_S),
-            task("balance", cluster.moves.run_round, interval_s=REPORT_INTERVAL_S),
-            task("replicas", cluster.replicas.run_round, interval_s=replicas_s),
-            task("write-ahead", cluster.collect_write_ahead, interval_s=WRITE_AHEAD_INTERVAL_S),
-            task("group-configs", group_configs.load, interval_s=REPORT_INTERVAL_S),
-        )
-        self._tasks += tasks
-        self._at_once += tasks
+        self._at_once += [
+            self._add("heartbeat", cluster.members.beat, beat_s),
+            self._add("members", cluster.members.look_around, min(beat_s, LOOK_INTERVAL_S)),
+            self._add("cluster", cluster.run_round, REPORT_INTERVAL_S),
+            self._add("balance", cluster.moves.run_round, REPORT_INTERVAL_S),
+            self._add("replicas", cluster.replicas.run_round, min(beat_s, REPLICAS_INTERVAL_S)),
+            self._add("write-ahead", cluster.collect_write_ahead, WRITE_AHEAD_INTERVAL_S),
+            self._add("group-configs", group_configs.load, REPORT_INTERVAL_S),
+        ]
 
     def coordinate_again(self) -> None:
         """Load what a coordinator's partitions here say, now."""
-        for one in (self._group_keeping, self._transaction_keeping, self._share_keeping):
+        for one in self._coordinators:
             one.wake()
 
     def start(self) -> None:
@@ -360,46 +253,3 @@ class BackgroundTasks:
 
     def _shrink_cache(self, missing_bytes: int) -> bool:
         return self._bucket is not None and self._bucket.cache.shrink(missing_bytes) > 0
-
-
-class Deletions:
-    """Thread-safe: one round at a time removes folders, which another would miss."""
-
-    def __init__(self, topics: LiveTopics, bucket: Bucket | None) -> None:
-        self._topics, self._bucket = topics, bucket
-        self._round = threading.Lock()
-
-    def run_round(self) -> None:
-        """Raises the first error once every topic was tried."""
-        with self._round:
-            with suppress(OSError):  # `_finish` tries again, and raises it
-                self._for_each(self._topics.remove_files)
-            self._for_each(self._finish)
-
-    def _for_each(self, act: Callable[[TopicRecord], None]) -> None:
-        failures = DeferredErrors(TierlogError, OSError)
-        for record in self._topics.deleted():
-            if self._topics.is_closed:
-                break
-            with failures:
-                act(record)
-        failures.raise_first()
-
-    def _finish(self, record: TopicRecord) -> None:
-        if self._topics.is_busy(record):
-            return  # an object whose upload is in progress would be left behind
-        self._topics.remove_files(record)
-        if self._bucket is not None:
-            self._delete_objects(self._bucket, record)
-        self._topics.forget(record)
-
-    def _delete_objects(self, bucket: Bucket, record: TopicRecord) -> None:
-        bucket.store_status.require_store()  # not in another cluster's bucket
-        try:
-            bucket.delete_topic(record)
-        except FencedError as error:
-            log.error(
-                "objects not deleted: another folder owns them",
-                topic=record.name,
-                reason=str(error),
-            )

@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tierlog.broker.background.background_tasks import PeriodicTask
+from tierlog.broker.background.periodic_task import PeriodicTask
 from tierlog.broker.background.task_failures import TaskFailures
 from tierlog.record_format.errors import StoreUnavailable
 
