@@ -1,6 +1,6 @@
 """Seeded steps on a whole broker: topics of every policy, created, altered, trimmed, deleted and
-created again with the same names; groups; transactions of a log written by Kafka; a clock that is
-set back.
+created again with the same names; groups; transactions of a log written by Kafka; small segments
+of the bucket that are merged; a clock that is set back.
 
 At any call that changes the disk, the process dies, the power fails, or the disk is full or fails.
 The store fails calls, loses responses, and returns wrong bytes. Files of which there is another
@@ -20,6 +20,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from tests.fakes.broker_harness import run_copier, run_janitor
 from tests.fakes.damage import flip
@@ -36,19 +37,26 @@ from tests.simulation.failing_disk import ALLOCATING, CALLS, SYNCS, Crash, Faili
 from tests.simulation.kafka_log import encoded, write_kafka_log
 from tests.simulation.steps import run, seeds
 from tests.simulation.topic_model import Line, TopicModel, Wrong, read
-from tierlog.broker.background import janitor
+from tierlog.broker.background import janitor, merger
+from tierlog.broker.background.merger import Merged
 from tierlog.broker.broker import Broker
+from tierlog.broker.cold_log import ColdLog
 from tierlog.broker.cold_reads import ColdReads, uses_bucket
 from tierlog.broker.groups import NewOffset
+from tierlog.broker.rebuilt_segment import with_transactions
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_writer import Acks
+from tierlog.manifest import transitions
 from tierlog.manifest.garbage import GarbagePolicy
 from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import (
+    CorruptDataError,
     DiskFull,
     InvalidConfig,
+    MissingObject,
+    OutcomeUnknownError,
     StoreUnavailable,
     TierlogError,
     UnknownGroup,
@@ -70,7 +78,16 @@ SMALL = {
     "flush.ms": NEVER_MS,
 }
 COMPACTED = {**SMALL, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0}
+MERGED = {
+    **SMALL,
+    "segment.bytes": 16384,
+    "retention.ms": -1,
+    "local.retention.ms": 0,
+    "cold.merge.min.bytes": 8192,
+}
 CONFIGS = [
+    MERGED,
+    {**MERGED, "retention.bytes": 40_000},
     {**SMALL, "retention.ms": -1, "local.retention.bytes": 2048},
     {**SMALL, "retention.ms": 60_000, "local.retention.ms": 5000},
     {**SMALL, "retention.bytes": 6000, "index.interval.bytes": 0},
@@ -325,6 +342,26 @@ class World:
 
     def copy(self) -> None:
         run_copier(self.broker)
+
+    def merge(self) -> None:
+        name, _, partition = self._pick_topic()
+        if partition.config.compacts:
+            return
+        with suppress(StoreUnavailable, OutcomeUnknownError, CorruptDataError):
+            partition.claim()
+            self._merge(name, partition)
+
+    def _merge(self, name: str, partition) -> Merged:
+        """No epoch begins elsewhere."""
+        before = partition.epochs()
+        try:
+            return self.broker.merge_segments(name, wait_ms=60_000)
+        finally:
+            if partition.epochs() != before:
+                raise Wrong(f"epochs began at {before}, and after a merge at {partition.epochs()}")
+
+    def merge_in_the_background(self) -> None:
+        self.broker.background.merger.run_round()
 
     def compact(self) -> None:
         self.broker.background.compactor._backoff.clear()
@@ -684,9 +721,21 @@ class World:
             self.copy()
             self.compact()
         self.copy()
+        self.merge_what_is_left()
         self.check()
         self.verify()
         self.compare_with_a_restored_bucket()
+
+    def merge_what_is_left(self) -> None:
+        """Without faults, to the end: nothing is then left to merge."""
+        for name in self.topics:
+            partition = self.broker.partition(name, 0)
+            if partition.has_bucket and not partition.config.compacts:
+                partition.upkeep.delete_local(janitor.removable_end(partition))
+                self._merge(name, partition)
+                again = self._merge(name, partition)
+                if again.new_segments or again.remaining_segments:
+                    raise Wrong(f"{name} is merged twice: {again}")
 
     def close(self) -> None:
         self._discard(self.broker)
@@ -702,6 +751,8 @@ CHANGES = (
     World.roll_and_copy,
     World.copy,
     World.compact,
+    World.merge,
+    World.merge_in_the_background,
     World.run_janitor,
     World.relieve_disk,
     World.save,
@@ -734,6 +785,12 @@ WEIGHTS = {
     World.damage_a_file: 3,
     World.damage_a_derived_file: 2,
 }
+
+
+@pytest.fixture(autouse=True)
+def one_read_at_a_time(monkeypatch):
+    """Of a merge, so that a seed is reproducible."""
+    monkeypatch.setattr(merger, "READS", 1)
 
 
 @pytest.mark.parametrize("seed", seeds(3))
@@ -773,3 +830,40 @@ def test_the_simulation_catches_local_deletion_before_the_upload(
     monkeypatch.setattr(janitor, "removable_end", lambda partition: partition.high_watermark)
     with pytest.raises((Wrong, TierlogError)):
         _run_from(2, tmp_path, failing_disk)
+
+
+def test_the_simulation_catches_a_merge_that_deletes_before_it_commits(
+    tmp_path, failing_disk, monkeypatch
+):
+    replace_merged = ColdLog.replace_merged
+
+    def delete_and_replace(cold, run, files, **more):
+        cold._manifests.objects.delete([key for one in run for key in one.keys])
+        replace_merged(cold, run, files, **more)
+
+    monkeypatch.setattr(ColdLog, "replace_merged", delete_and_replace)
+    with pytest.raises((Wrong, MissingObject)):
+        _run_from(5, tmp_path, failing_disk)
+
+
+def test_the_simulation_catches_a_merge_that_loses_aborted_transactions(
+    tmp_path, failing_disk, monkeypatch
+):
+    def without_aborted(files, *, snapshot, **_):
+        return with_transactions(files, snapshot=snapshot, txn_index=b"")
+
+    monkeypatch.setattr(merger, "with_transactions", without_aborted)
+    with pytest.raises(Wrong, match="committed up to"):
+        _run_from(2, tmp_path, failing_disk)
+
+
+def test_the_simulation_catches_a_merge_that_forgets_epochs(tmp_path, failing_disk, monkeypatch):
+    merge_segments = transitions.merge_segments
+
+    def forget_epochs(manifest, *given, **named):
+        after = merge_segments(manifest, *given, **named)
+        return after if after is manifest else replace(after, epochs=after.epochs[-1:])
+
+    monkeypatch.setattr(transitions, "merge_segments", forget_epochs)
+    with pytest.raises(Wrong, match="epochs began at"):
+        _run_from(3, tmp_path, failing_disk)
