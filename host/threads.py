@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,14 +24,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-import structlog
-
 from tierlog.record_format.errors import TooManyThreads
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-log = structlog.get_logger(__name__)
+log = logging.getLogger(__name__)
 
 _Given = tuple[Future[Any] | None, Callable[[], Any]]
 
@@ -126,8 +125,13 @@ class Threads(Executor):
         except RuntimeError as error:
             if not self._is_short:
                 self._is_short = True
-                text = "this process may have no more threads: calls wait for those there are"
-                log.warning(text, pool=self._name, threads=len(self._threads), error=str(error))
+                log.warning(
+                    "this process may have no more threads: calls of %s wait for those there are, "
+                    "%d: %s",
+                    self._name,
+                    len(self._threads),
+                    error,
+                )
 
     def _start_thread(self) -> None:
         name = f"{self._name}_{len(self._threads)}"

@@ -19,13 +19,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeGuard
 
-from tierlog.client.records import MAX_TIME, to_ms
 from tierlog.record_format.errors import InvalidOption, InvalidRequest
 from tierlog.record_format.record_walk import I64_MAX
-from tierlog.record_format.schema_state import INT_MAX as I32_MAX
 
 _SIZE: Final = re.compile(r"(\d{1,18})\s*([kmgt]?)i?b?", re.IGNORECASE)
 _FACTORS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+I32_MAX: Final = 2**31 - 1
 _DURATION: Final = re.compile(r"(\d{1,18})\s*(ms|s|m|min|h|d)?")
 _HAS_USER: Final = re.compile(r"([^:/?#@]+://)?[^/?#]*@")
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -230,9 +229,11 @@ def _version(given: object) -> int | None:
 def _time(given: object) -> int | None:
     """None also for a timestamp that no record can have, which the broker would reject."""
     if isinstance(given, str):
+        from tierlog.client.records import to_ms  # few reads need the codec of records
+
         with suppress(InvalidRequest):
             given = to_ms(given)
-    if _is_int(given) and 0 <= given <= MAX_TIME:
+    if _is_int(given) and 0 <= given <= I64_MAX:
         return given
     return None
 

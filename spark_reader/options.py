@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from tierlog.object_store.s3_connection import S3Options
 from tierlog.record_format.errors import InvalidOption, closest_match
-from tierlog.record_format.schema_state import Source
 from tierlog.spark_reader import option_values as read
 from tierlog.spark_reader.access import Access
 from tierlog.spark_reader.option_values import EARLIEST, LATEST, Bounds, NoMatch, is_backwards
@@ -27,6 +26,8 @@ from tierlog.spark_reader.splits import SplitLimits
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from tierlog.record_format.schema_state import Source
 
 
 class Use(StrEnum):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.util import find_spec
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -34,7 +34,7 @@ from pyspark.sql.types import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tierlog.spark_reader.options import ReadOptions
+    from tierlog.spark_reader.options import ReadOptions, ValueReading
     from tierlog.spark_reader.s3a import S3ASettings
 
 
@@ -52,9 +52,16 @@ TYPES: dict[str, DataType] = {
 }
 
 
+_DECIDE_SCHEMA: Final = frozenset(("includeheaders", "valueschema"))
+
+
 class TierlogSource(DataSource):  # type: ignore[misc]
     s3a: ClassVar[S3ASettings | None] = None
     """The session's, in the subclass that `register` makes."""
+    _values: ValueReading | None = None
+    """How values are read, as `schema` found: Spark pickles the source after it has asked for the
+    schema, and every reader is made of that.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -65,6 +72,8 @@ class TierlogSource(DataSource):  # type: ignore[misc]
         return "tierlog"
 
     def schema(self) -> StructType:
+        if _DECIDE_SCHEMA.isdisjoint(name.lower() for name in self.options):
+            return source_schema(with_headers=False)  # what reads the options takes time to load
         from tierlog.spark_reader.options import parse_value_options, wants_headers
         from tierlog.spark_reader.workarounds import in_brief
 
@@ -72,9 +81,12 @@ class TierlogSource(DataSource):  # type: ignore[misc]
         options = in_brief(parse_value_options)(self.options, self.s3a)
         if options is None:
             return source_schema(with_headers=with_headers)
-        return source_schema(
-            with_headers=with_headers, types=types_of(in_brief(with_values)(options))
-        )
+        self._values = in_brief(with_values)(options).values
+        return source_schema(with_headers=with_headers, types=types_of(self._values))
+
+    def _with_values(self, options: ReadOptions) -> ReadOptions:
+        """With what `schema` found, if it was asked: another version may be the latest now."""
+        return with_values(options) if self._values is None else options.with_values(self._values)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from tierlog.spark_reader.workarounds import in_brief
@@ -85,8 +97,8 @@ class TierlogSource(DataSource):  # type: ignore[misc]
         from tierlog.spark_reader.batch_source import TierlogReader
         from tierlog.spark_reader.options import parse_options
 
-        options = with_values(parse_options(self.options, streaming=False, s3a=self.s3a))
-        return TierlogReader(options, columns_of(schema, types_of(options)))
+        options = self._with_values(parse_options(self.options, streaming=False, s3a=self.s3a))
+        return TierlogReader(options, columns_of(schema, types_of(options.values)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's
         from tierlog.record_format.errors import TierlogError
@@ -105,8 +117,8 @@ class TierlogSource(DataSource):  # type: ignore[misc]
         _check_streams()
         from tierlog.spark_reader.stream_source import TierlogStreamReader
 
-        options = with_values(options)
-        return TierlogStreamReader(options, columns_of(schema, types_of(options)))
+        options = self._with_values(options)
+        return TierlogStreamReader(options, columns_of(schema, types_of(options.values)))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from tierlog.spark_reader.sink import TierlogWriter, write_options
@@ -139,13 +151,13 @@ def with_values(options: ReadOptions) -> ReadOptions:
     return with_value_type(options)
 
 
-def types_of(options: ReadOptions) -> Mapping[str, DataType]:
+def types_of(values: ValueReading | None) -> Mapping[str, DataType]:
     """The types of the columns, `value` being what its schema says."""
-    if options.values is None:
+    if values is None:
         return TYPES
     from pyspark.sql.pandas.types import from_arrow_type
 
-    return TYPES | {"value": from_arrow_type(options.values.type, prefer_timestamp_ntz=True)}
+    return TYPES | {"value": from_arrow_type(values.type, prefer_timestamp_ntz=True)}
 
 
 def columns_of(

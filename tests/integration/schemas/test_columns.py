@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import pickle
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -19,6 +20,7 @@ from tierlog.hot_tier.log_writer import Acks
 from tierlog.record_format.produced import build_produced
 from tierlog.record_format.schema_records import Reference, Schema
 from tierlog.spark_reader import value_schemas
+from tierlog.spark_reader.source import TierlogSource
 
 FLIGHT = {"type": "record", "name": "Flight", "fields": [{"name": "carrier", "type": "string"}]}
 LATER = {
@@ -193,3 +195,21 @@ def test_duckdb_and_polars_query_the_columns(tiers: TwoTiers) -> None:
     assert duckdb.sql(query).fetchall() == [("UA", 21)]
     lazy = polars.scan_pyarrow_dataset(flights).select(polars.col("value").struct.field("delay"))
     assert lazy.collect()["delay"].to_list() == list(range(9))
+
+
+def test_a_version_that_is_registered_after_spark_has_asked_for_the_schema_ends_no_read(
+    tiers: TwoTiers,
+) -> None:
+    topic = topic_of(tiers)
+    first = register(tiers, f"{topic}-value", FLIGHT)
+    produce(tiers, topic, avro(first, FLIGHT, {"carrier": "UA"}))
+    source = TierlogSource({"server": tiers.url, "subscribe": topic, "valueSchema": "latest"})
+    schema = source.schema()
+    later = register(tiers, f"{topic}-value", LATER)
+    produce(tiers, topic, avro(later, LATER, {"carrier": "AA", "delay": 7}))
+    source = pickle.loads(pickle.dumps(source))  # as Spark does, for each plan
+    reader = source.reader(schema)
+    rows = [
+        row for one in reader.partitions() for batch in reader.read(one) for row in values_of(batch)
+    ]
+    assert rows == [{"carrier": "UA"}, {"carrier": "AA"}]

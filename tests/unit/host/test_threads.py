@@ -75,7 +75,7 @@ def test_a_pool_is_refused_if_its_first_threads_may_not_start(permits: list[None
 
 
 def test_calls_wait_for_the_threads_there_are_if_another_may_not_start(
-    permits: list[None], capsys: pytest.CaptureFixture[str]
+    permits: list[None], caplog: pytest.LogCaptureFixture
 ) -> None:
     permits += [None]
     release = threading.Event()
@@ -85,7 +85,7 @@ def test_calls_wait_for_the_threads_there_are_if_another_may_not_start(
         assert not any(call.done() for call in (first, *others))
         release.set()
         assert all(call.result(5) for call in (first, *others))
-    assert capsys.readouterr().out.count("may have no more threads") == 1
+    assert caplog.text.count("may have no more threads") == 1
 
 
 def test_a_shutdown_makes_the_calls_that_wait_or_cancels_them() -> None:
