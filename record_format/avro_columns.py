@@ -14,29 +14,31 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from operator import index as index_of
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import fastavro
 import numpy as np
 import pyarrow as pa
 
 from tierlog.record_format import avro_kernel as kernel
+from tierlog.record_format import column_kernel as column
+from tierlog.record_format.columns import REASONS, Columns, Node, Room, Values
 from tierlog.record_format.errors import InvalidOption, UndecodableValue
 
 _NAMED: Final = frozenset(("record", "error", "enum", "fixed"))
 _PLAIN: Final[Mapping[str, tuple[pa.DataType, int]]] = {
-    "null": (pa.null(), kernel.VOID),
-    "boolean": (pa.bool_(), kernel.BYTE),
-    "int": (pa.int32(), kernel.I32),
-    "long": (pa.int64(), kernel.I64),
-    "float": (pa.float32(), kernel.F32),
-    "double": (pa.float64(), kernel.F64),
-    "bytes": (pa.binary(), kernel.VARIABLE),
-    "fixed": (pa.binary(), kernel.VARIABLE),
-    "string": (pa.string(), kernel.VARIABLE),
+    "null": (pa.null(), column.VOID),
+    "boolean": (pa.bool_(), column.BYTE),
+    "int": (pa.int32(), column.I32),
+    "long": (pa.int64(), column.I64),
+    "float": (pa.float32(), column.F32),
+    "double": (pa.float64(), column.F64),
+    "bytes": (pa.binary(), column.VARIABLE),
+    "fixed": (pa.binary(), column.VARIABLE),
+    "string": (pa.string(), column.VARIABLE),
 }
 _LOGICAL: Final[Mapping[tuple[str, str], pa.DataType]] = {
     ("int", "date"): pa.date32(),
@@ -61,64 +63,30 @@ _READ_AS: Final[Mapping[str, frozenset[str]]] = {
     "bytes": frozenset(("bytes", "string")),
     "string": frozenset(("string", "bytes")),
 }
-_REASONS: Final[Mapping[int, str]] = {
-    kernel.ENDS_EARLY: "the value ends early",
-    kernel.BAD_NUMBER: "a number is damaged, or out of range",
-    kernel.NO_BRANCH: "a union's branch, or an enum's symbol, that the schema does not have",
-    kernel.TOO_DEEP: f"nested more than {kernel.DEPTH_MAX} levels deep",
-    kernel.BYTES_FOLLOW: "bytes follow the value's end",
-    kernel.NOT_TEXT: "text that is not UTF-8",
-    kernel.TOO_LARGE: "a decimal of more than 38 digits",
-}
-_WIDTHS: Final = {
-    kernel.VOID: 0, kernel.BYTE: 1, kernel.I32: 4, kernel.I64: 8, kernel.F32: 4, kernel.F64: 8,
-    kernel.I128: 16,
-}  # fmt: skip
 _PACKED: Final = {"boolean": "<?", "float": "<f", "double": "<d"}
-_COLUMN_MAX: Final = 2**31 - 1  # bytes or items: Arrow's ends have 32 bits
-
 Names = Mapping[str, Any]
-
-
-class AvroText(NamedTuple):
-    """A schema, and those that it refers to, each after those that it refers to itself."""
-
-    text: str
-    dependencies: Sequence[str] = ()
-
-
-class _Node(NamedTuple):
-    type: pa.DataType
-    kind: int
-    children: tuple[int, ...] = ()
-    symbols: tuple[str, ...] = ()
 
 
 class AvroColumns:
     """Decodes values into columns of a reader's schema, whoever wrote them."""
 
-    def __init__(self, reader: AvroText) -> None:
-        """Raises InvalidOption if the schema has no columns."""
-        self._reader, self._names = _parse(reader)
-        self._nodes: list[_Node] = []
+    def __init__(self, text: str, dependencies: Sequence[tuple[str, str]]) -> None:
+        """`dependencies`: names and schemas, each after those that it refers to itself. Raises
+        InvalidOption if the schema has no columns.
+        """
+        self._reader, self._names = _parse(text, dependencies)
+        self._nodes: list[Node] = []
         self._add_node(self._reader, "", frozenset())
         self.type = self._nodes[0].type
         self._ops: list[tuple[int, int, int, int]] = []
         self._paths: list[tuple[str, str]] = []  # of each operation, and why it refuses
         self._tables: list[int] = []
         self._constants = bytearray()
-        self._children: list[int] = []  # where in the tables those of each node are
-        self._alike: list[tuple[int, int]] = []  # and those with as many rows, itself too
-        for index, node in enumerate(self._nodes):
-            self._children.append(len(self._tables))
-            self._tables += node.children
-            alike = list(self._with_as_many_rows(index))
-            self._alike.append((len(self._tables), len(alike)))
-            self._tables += alike
+        self._columns = Columns(self._nodes, self._tables)
 
-    def add_writer(self, writer: AvroText) -> int:
+    def add_writer(self, text: str, dependencies: Sequence[tuple[str, str]]) -> int:
         """What `decode` takes for a value of this schema."""
-        schema, names = _parse(writer)
+        schema, names = _parse(text, dependencies)
         return _Resolution(self, names).resolve(schema, self._reader, 0, "")
 
     def decode(
@@ -128,35 +96,25 @@ class AvroColumns:
         wrote it, and -1 that it is null. What does not decode is null if `permissive`, and then -1
         in `roots`. Raises UndecodableValue.
         """
-        _, ends, data = values.buffers()
-        count = len(values)
-        ends = np.frombuffer(ends, np.int32)[values.offset : values.offset + count + 1].copy()
-        content = np.frombuffer(data or b"", np.uint8)
-        content.setflags(write=False)
+        given = Values.of(values)
         constants = np.frombuffer(bytes(self._constants), np.uint8)
         ops = np.array(self._ops or [(0, 0, 0, 0)], np.int64).ravel()
         tables = np.array([*self._tables, 0], np.int64)
-        counts, state = np.zeros(2 * len(self._nodes), np.int64), np.zeros(2, np.int64)
-        nodes, heap = self._layout(counts), np.zeros(8, np.uint8)
-        stack = np.empty(kernel.FRAME_WIDTH * kernel.DEPTH_MAX, np.int64)
-        for is_writing in (False, True):
+        stack = np.empty(kernel.FRAME_WIDTH * column.DEPTH_MAX, np.int64)
+
+        def run(room: Room, *, is_writing: bool) -> None:
+            state = np.zeros(column.STATE_SIZE, np.int64)
             row = kernel.decode_values(
-                content, ends, skipped, roots, ops, tables, constants, nodes, counts, state, heap,
-                np.empty_like(counts), stack, is_writing, permissive and not is_writing,
+                given.content, given.ends, skipped, roots, ops, tables, constants, room.nodes,
+                room.counts, state, room.heap, np.empty_like(room.counts), stack, is_writing,
+                permissive and not is_writing,
             )  # fmt: skip
             if row >= 0:
-                path, reason = self._paths[int(state[kernel.FAILED_OP])]
-                reason = _REASONS.get(int(state[kernel.REASON]), reason)
+                path, reason = self._paths[int(state[column.FAILED_OP])]
+                reason = REASONS.get(int(state[column.REASON]), reason)
                 raise UndecodableValue(f"{path or '/'}: {reason}", row=row)
-            if not is_writing:
-                if (largest := int(counts.max())) > _COLUMN_MAX:
-                    raise UndecodableValue(
-                        f"a column of {largest} bytes or items, and there may be {_COLUMN_MAX}"
-                    )
-                nodes = self._layout(counts)
-                heap, sizes = np.empty(int(nodes[-1]) // 8 + 1, np.int64).view(np.uint8), counts
-                counts = np.zeros_like(sizes)
-        return self._column(0, nodes, counts, heap)
+
+        return self._columns.fill(run)
 
     # --- the reader's type ------------------------------------------------------------------------
 
@@ -164,18 +122,18 @@ class AvroColumns:
         """Its number; those below it follow."""
         schema = _named(schema, self._names)
         index = len(self._nodes)
-        self._nodes.append(_Node(pa.null(), kernel.VOID))
+        self._nodes.append(Node(pa.null(), column.VOID))
         self._nodes[index] = self._node(schema, path, within)
         return index
 
-    def _node(self, schema: Any, path: str, within: frozenset[str]) -> _Node:
+    def _node(self, schema: Any, path: str, within: frozenset[str]) -> Node:
         kind = _kind(schema)
         if kind == "union":
             branches = [one for one in schema if _kind(_named(one, self._names)) != "null"]
             if len(branches) == 1:
                 return self._node(_named(branches[0], self._names), path, within)
             if not branches:
-                return _Node(*_PLAIN["null"])
+                return Node(*_PLAIN["null"])
             fields = [(f"member{index}", one) for index, one in enumerate(branches)]
             return self._struct(fields, path, within)
         if kind in ("record", "error"):
@@ -189,94 +147,29 @@ class AvroColumns:
         if kind == "array":
             child = self._add_node(schema["items"], f"{path}/items", within)
             element = pa.field("element", self._nodes[child].type)
-            return _Node(pa.list_(element), kernel.LIST, (child,))
+            return Node(pa.list_(element), column.LIST, (child,))
         if kind == "map":
             return self._map(schema, path, within)
         if kind == "enum":
-            return _Node(pa.string(), kernel.I32, symbols=tuple(schema["symbols"]))
+            return Node(pa.string(), column.I32, symbols=dict(enumerate(schema["symbols"])))
         if (decimal := _decimal(schema)) is not None:
-            return _Node(decimal, kernel.I128)
+            return Node(decimal, column.I128)
         type_, node_kind = _PLAIN[kind]
-        return _Node(_LOGICAL.get((kind, _logical(schema)), type_), node_kind)
+        return Node(_LOGICAL.get((kind, _logical(schema)), type_), node_kind)
 
-    def _struct(
-        self, fields: Iterable[tuple[str, Any]], path: str, within: frozenset[str]
-    ) -> _Node:
+    def _struct(self, fields: Iterable[tuple[str, Any]], path: str, within: frozenset[str]) -> Node:
         children = {name: self._add_node(one, f"{path}/{name}", within) for name, one in fields}
         named = [(name, self._nodes[child].type) for name, child in children.items()]
-        return _Node(pa.struct(named), kernel.STRUCT, tuple(children.values()))
+        return Node(pa.struct(named), column.STRUCT, tuple(children.values()))
 
-    def _map(self, schema: Any, path: str, within: frozenset[str]) -> _Node:
+    def _map(self, schema: Any, path: str, within: frozenset[str]) -> Node:
         entries, key = len(self._nodes), len(self._nodes) + 1
-        self._nodes += [_Node(pa.null(), kernel.STRUCT), _Node(pa.string(), kernel.VARIABLE)]
+        self._nodes += [Node(pa.null(), column.STRUCT), Node(pa.string(), column.VARIABLE)]
         value = self._add_node(schema["values"], f"{path}/values", within)
         pair = [pa.field("key", pa.string(), nullable=False)]
         pair.append(pa.field("value", self._nodes[value].type))
-        self._nodes[entries] = _Node(pa.struct(pair), kernel.STRUCT, (key, value))
-        return _Node(pa.map_(pa.string(), self._nodes[value].type), kernel.LIST, (entries,))
-
-    def _with_as_many_rows(self, index: int) -> Iterator[int]:
-        yield index
-        if self._nodes[index].kind == kernel.STRUCT:
-            for child in self._nodes[index].children:
-                yield from self._with_as_many_rows(child)
-
-    # --- columns ----------------------------------------------------------------------------------
-
-    def _layout(self, counts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The kernel's nodes, and the heap's size."""
-        rows: list[int] = []
-        at = 0
-        for index, node in enumerate(self._nodes):
-            count, size = int(counts[2 * index]), int(counts[2 * index + 1])
-            first = self._children[index]
-            valid_at, at = at, _aligned(at + count)
-            data_at = ends_at = at
-            if node.kind in (kernel.VARIABLE, kernel.LIST):
-                at = _aligned(at + 4 * (count + 1))
-                data_at = at
-                at = _aligned(at + (size if node.kind == kernel.VARIABLE else 0))
-            else:
-                at = _aligned(at + count * _WIDTHS.get(node.kind, 0))
-            places = (valid_at, data_at, ends_at)
-            rows += (node.kind, first, len(node.children), *places, *self._alike[index])
-        return np.array([*rows, at], np.int64)
-
-    def _column(
-        self,
-        index: int,
-        nodes: np.ndarray[Any, Any],
-        counts: np.ndarray[Any, Any],
-        heap: np.ndarray[Any, Any],
-    ) -> pa.Array:
-        node = self._nodes[index]
-        rows = int(counts[2 * index])
-        at = kernel.NODE_WIDTH * index
-        valid_at, data_at, ends_at = (int(nodes[at + cell]) for cell in range(3, 6))
-        there = heap[valid_at : valid_at + rows]
-        nulls = rows - int(np.count_nonzero(there))
-        valid = pa.py_buffer(np.packbits(there, bitorder="little")) if nulls else None
-        children = [self._column(child, nodes, counts, heap) for child in node.children]
-        if node.kind == kernel.VOID:
-            return pa.nulls(rows)
-        if node.kind == kernel.STRUCT:
-            return pa.Array.from_buffers(node.type, rows, [valid], nulls, children=children)
-        if node.kind in (kernel.VARIABLE, kernel.LIST):
-            heap[ends_at : ends_at + 4] = 0
-            ends = pa.py_buffer(heap[ends_at : ends_at + 4 * (rows + 1)])
-            if node.kind == kernel.LIST:
-                return pa.Array.from_buffers(
-                    node.type, rows, [valid, ends], nulls, children=children
-                )
-            data = pa.py_buffer(heap[data_at : data_at + int(counts[2 * index + 1])])
-            return pa.Array.from_buffers(node.type, rows, [valid, ends, data], nulls)
-        data = heap[data_at : data_at + rows * _WIDTHS[node.kind]]
-        if node.kind == kernel.BYTE:
-            data = np.packbits(data, bitorder="little")
-        if not node.symbols:
-            return pa.Array.from_buffers(node.type, rows, [valid, pa.py_buffer(data)], nulls)
-        indexes = pa.Array.from_buffers(pa.int32(), rows, [valid, pa.py_buffer(data)], nulls)
-        return pa.array(node.symbols, pa.string()).take(indexes)
+        self._nodes[entries] = Node(pa.struct(pair), column.STRUCT, (key, value))
+        return Node(pa.map_(pa.string(), self._nodes[value].type), column.LIST, (entries,))
 
 
 class _Resolution:
@@ -316,7 +209,7 @@ class _Resolution:
 
     def _plain(self, writer: Any, reader: Any, node: int, path: str) -> int:
         kind = _kind(writer)
-        if self._columns._nodes[node].kind == kernel.I128:
+        if self._columns._nodes[node].kind == column.I128:
             if _decimal(writer) not in (None, self._columns._nodes[node].type) and (
                 writer.get("scale", 0) != reader.get("scale", 0)
             ):
@@ -450,11 +343,11 @@ class _Resolution:
         return op
 
 
-def _parse(schema: AvroText) -> tuple[Any, Names]:
+def _parse(text: str, dependencies: Sequence[tuple[str, str]]) -> tuple[Any, Names]:
     names: dict[str, Any] = {}
-    for text in dict.fromkeys(schema.dependencies):
-        fastavro.parse_schema(json.loads(text), named_schemas=names)
-    return fastavro.parse_schema(json.loads(schema.text), named_schemas=names), names
+    for one in dict.fromkeys(one for _, one in dependencies):
+        fastavro.parse_schema(json.loads(one), named_schemas=names)
+    return fastavro.parse_schema(json.loads(text), named_schemas=names), names
 
 
 def _named(schema: Any, names: Names) -> Any:
@@ -576,7 +469,3 @@ def _zigzag(value: int) -> bytes:
         out.append(raw & 0x7F | 0x80)
         raw >>= 7
     return bytes((*out, raw))
-
-
-def _aligned(size: int) -> int:
-    return (size + 15) & ~15

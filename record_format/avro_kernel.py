@@ -4,11 +4,9 @@ Rules that keep it honest:
 
 * `avro_columns` makes the tables, and alone calls this. A table says how to read what a writer
   wrote, and into which node of the reader's type; a node of -1 is read past.
-* It runs twice over the same values: first nothing is written, and each node's rows and bytes are
-  counted; the caller allocates exactly those, and the second run fills them.
+* It runs twice over the same values, as `column_kernel` says.
 * Values are untrusted: nothing is read past a value's end, and each item of an array or a map takes
-  a byte at least. Nothing is raised here: the first failure's row, operation and reason are in
-  `state`, or the row becomes null.
+  a byte at least. The first value that fails is returned, or its row becomes null.
 """
 
 from __future__ import annotations
@@ -17,8 +15,40 @@ from typing import Final
 
 import numpy as np
 from numba import types
-from numba.extending import intrinsic
 
+from tierlog.record_format.column_kernel import (
+    ARRAY as NUMBERS,
+)
+from tierlog.record_format.column_kernel import (
+    BAD_NUMBER,
+    BYTE,
+    BYTES_FOLLOW,
+    CHILD_COUNT,
+    CHILDREN,
+    DATA_AT,
+    DEPTH_MAX,
+    ENDS,
+    ENDS_EARLY,
+    ENV,
+    F32,
+    F64,
+    HEAP,
+    I32,
+    I64,
+    NO_BRANCH,
+    NODE_WIDTH,
+    NOT_TEXT,
+    REFUSED,
+    TOO_DEEP,
+    TOO_LARGE,
+    begin_row,
+    end_row,
+    environment,
+    fail,
+    is_utf8,
+    put_bytes,
+    put_null,
+)
 from tierlog.record_format.compiled import (
     BYTES,
     READ_ONLY,
@@ -47,119 +77,15 @@ DECIMAL: Final = 13  # as TEXT
 REFUSE: Final = 14
 STRING: Final = 15  # as TEXT, and UTF-8
 
-# Nodes: kind, children (where in `tables`, and how many), and where in the heap its columns are.
-NODE_WIDTH: Final = 8
-CHILDREN: Final = 1
-CHILD_COUNT: Final = 2
-VALID_AT: Final = 3
-DATA_AT: Final = 4
-ENDS_AT: Final = 5
-ALIKE: Final = 6  # it and those below it that have as many rows: where in `tables`, and how many
-ALIKE_COUNT: Final = 7
-VOID: Final = 0
-BYTE: Final = 1
-I32: Final = 2
-I64: Final = 3
-F32: Final = 4
-F64: Final = 5
-VARIABLE: Final = 6
-LIST: Final = 7  # a map's only child is its entries
-STRUCT: Final = 8
-I128: Final = 9
-
-# Cells of `state`.
-FAILED_OP: Final = 0
-REASON: Final = 1
-STATE_SIZE: Final = 2
-ENDS_EARLY: Final = 1
-BAD_NUMBER: Final = 2
-NO_BRANCH: Final = 3
-REFUSED: Final = 4
-TOO_DEEP: Final = 5
-BYTES_FOLLOW: Final = 6
-TOO_LARGE: Final = 7
-NOT_TEXT: Final = 8
-
-DEPTH_MAX: Final = 200
 FRAME_WIDTH: Final = 3
 _MAX: Final = 2**63 - 1
 
 _I64: Final = types.int64
-_NUMBERS: Final = types.CPointer(types.int64)
-_ENV: Final = types.Tuple(
-    (
-        _NUMBERS,  # operations
-        _NUMBERS,  # tables
-        BYTES,  # constants
-        _NUMBERS,  # nodes
-        _NUMBERS,  # counts: rows and bytes of each node
-        BYTES,  # the heap, and the same as other numbers
-        types.CPointer(types.int32),
-        _NUMBERS,
-        types.CPointer(types.float32),
-        types.CPointer(types.float64),
-        _NUMBERS,  # state
-        _I64,  # whether to write
-        _NUMBERS,  # the stack: an operation, and two numbers of where it is
-    )
-)
 
 
-@intrinsic
-def _pointer_as(typing_context, pointer, like):  # type: ignore[no-untyped-def]  # noqa: ARG001
-    """The pointer, to numbers of the type of `like`."""
-    signature = types.CPointer(like)(pointer, like)
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.bitcast(arguments[0], context.get_value_type(signature.return_type))
-
-    return signature, generate
-
-
-@compiled(_I64(_I64, _I64, _ENV))
-def _begin(node, there, env):  # type: ignore[no-untyped-def]
-    """One more row of a node; its number."""
-    nodes, counts, heap, is_writing = env[3], env[4], env[5], env[11]
-    row = counts[2 * node]
-    counts[2 * node] = row + 1
-    if is_writing:
-        heap[nodes[NODE_WIDTH * node + VALID_AT] + row] = there
-    return row
-
-
-@compiled(types.void(_I64, _I64, _ENV))
-def _end(node, row, env):  # type: ignore[no-untyped-def]
-    """The row ends where the node's bytes, or items, end so far."""
-    if env[11]:
-        env[6][env[3][NODE_WIDTH * node + ENDS_AT] // 4 + row + 1] = np.int32(env[4][2 * node + 1])
-
-
-@compiled(types.void(_I64, _ENV))
-def _null(node, env):  # type: ignore[no-untyped-def]
-    """A null row of a node, and of those below it that have as many rows."""
-    tables, nodes, heap, is_writing = env[1], env[3], env[5], env[11]
-    first = nodes[NODE_WIDTH * node + ALIKE]
-    for index in range(nodes[NODE_WIDTH * node + ALIKE_COUNT]):
-        one = tables[first + index]
-        row = _begin(one, 0, env)
-        kind, data_at = nodes[NODE_WIDTH * one], nodes[NODE_WIDTH * one + DATA_AT]
-        if kind in (VARIABLE, LIST):
-            _end(one, row, env)
-        elif is_writing:
-            if kind == BYTE:
-                heap[data_at + row] = 0
-            elif kind in (I32, F32):
-                env[6][data_at // 4 + row] = 0
-            elif kind in (I64, F64):
-                env[7][data_at // 8 + row] = 0
-            elif kind == I128:
-                env[7][data_at // 8 + 2 * row] = 0
-                env[7][data_at // 8 + 2 * row + 1] = 0
-
-
-@compiled(types.void(_I64, _I64, _ENV))
+@compiled(types.void(_I64, _I64, ENV))
 def _put_int(node, value, env):  # type: ignore[no-untyped-def]
-    row = _begin(node, 1, env)
+    row = begin_row(node, 1, env)
     if env[11]:
         at = NODE_WIDTH * node
         kind, data_at = env[3][at], env[3][at + DATA_AT]
@@ -175,19 +101,9 @@ def _put_int(node, value, env):  # type: ignore[no-untyped-def]
             env[9][data_at // 8 + row] = np.float64(value)
 
 
-@compiled(types.void(_I64, BYTES, _I64, _I64, _ENV))
-def _put_bytes(node, source, at, size, env):  # type: ignore[no-untyped-def]
-    row = _begin(node, 1, env)
-    used = env[4][2 * node + 1]
-    if env[11] and size:
-        copy_bytes(env[5], env[3][NODE_WIDTH * node + DATA_AT] + used, source, at, size)
-    env[4][2 * node + 1] = used + size
-    _end(node, row, env)
-
-
-@compiled(types.void(_I64, BYTES, _I64, _I64, _ENV))
+@compiled(types.void(_I64, BYTES, _I64, _I64, ENV))
 def _put_float(node, source, at, size, env):  # type: ignore[no-untyped-def]
-    row = _begin(node, 1, env)
+    row = begin_row(node, 1, env)
     if env[11]:
         kind, data_at = env[3][NODE_WIDTH * node], env[3][NODE_WIDTH * node + DATA_AT]
         place = data_at + row * (4 if kind == F32 else 8)
@@ -196,43 +112,14 @@ def _put_float(node, source, at, size, env):  # type: ignore[no-untyped-def]
             env[9][place // 8] = np.float64(env[8][place // 4])
 
 
-@compiled(types.void(_I64, BYTES, _I64, _I64, _ENV))
+@compiled(types.void(_I64, BYTES, _I64, _I64, ENV))
 def _put_decimal(node, source, at, size, env):  # type: ignore[no-untyped-def]
-    row = _begin(node, 1, env)
+    row = begin_row(node, 1, env)
     if env[11]:
         place = env[3][NODE_WIDTH * node + DATA_AT] + 16 * row
         fill = 255 if size and source[at] >= 128 else 0
         for index in range(16):
             env[5][place + index] = source[at + size - 1 - index] if index < size else fill
-
-
-@compiled(types.boolean(BYTES, _I64, _I64))
-def _is_utf8(source, at, end):  # type: ignore[no-untyped-def]
-    """The table of the Unicode Standard (3-7): no overlong forms, no surrogates."""
-    while at < end:
-        byte = source[at]
-        at += 1
-        if byte < 0x80:
-            continue
-        if byte < 0xC2 or byte > 0xF4:
-            return False
-        following = 1 if byte < 0xE0 else 2 if byte < 0xF0 else 3
-        low = 0xA0 if byte == 0xE0 else 0x90 if byte == 0xF0 else 0x80
-        high = 0x9F if byte == 0xED else 0x8F if byte == 0xF4 else 0xBF
-        if following > end - at or source[at] < low or source[at] > high:
-            return False
-        for index in range(1, following):
-            if source[at + index] & 0xC0 != 0x80:
-                return False
-        at += following
-    return True
-
-
-@compiled(_I64(_I64, _I64, _ENV))
-def _fail(op, reason, env):  # type: ignore[no-untyped-def]
-    env[10][FAILED_OP] = op
-    env[10][REASON] = reason
-    return np.int64(-1)
 
 
 @compiled(types.UniTuple(_I64, 2)(BYTES, _I64, _I64))
@@ -245,75 +132,75 @@ def _block(source, at, end):  # type: ignore[no-untyped-def]
     return (count, at) if count >= 0 else (count, np.int64(-1))
 
 
-@compiled(_I64(BYTES, _I64, _I64, _I64, _ENV))
+@compiled(_I64(BYTES, _I64, _I64, _I64, ENV))
 def _read_bytes(source, at, end, op, env):  # type: ignore[no-untyped-def]
     kind, node, size = env[0][OP_WIDTH * op], env[0][OP_WIDTH * op + 1], env[0][OP_WIDTH * op + 2]
     if size < 0:
         size, at = varlong(source, at, end)
         if at < 0 or size < 0:
-            return _fail(op, BAD_NUMBER, env)
+            return fail(op, BAD_NUMBER, env)
     if size > end - at:
-        return _fail(op, ENDS_EARLY, env)
-    if kind == STRING and not env[11] and not _is_utf8(source, at, at + size):
-        return _fail(op, NOT_TEXT, env)
+        return fail(op, ENDS_EARLY, env)
+    if kind == STRING and not env[11] and not is_utf8(source, at, at + size):
+        return fail(op, NOT_TEXT, env)
     if node >= 0 and kind == DECIMAL:
         if size > 16:
-            return _fail(op, TOO_LARGE, env)
+            return fail(op, TOO_LARGE, env)
         _put_decimal(node, source, at, size, env)
     elif node >= 0:
-        _put_bytes(node, source, at, size, env)
+        put_bytes(node, source, at, size, env)
     return at + size
 
 
-@compiled(_I64(BYTES, _I64, _I64, _I64, _ENV))
+@compiled(_I64(BYTES, _I64, _I64, _I64, ENV))
 def _read_plain(source, at, end, op, env):  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
     """A value that has no others in it; the position after it, or -1."""
     kind, node, first = env[0][OP_WIDTH * op], env[0][OP_WIDTH * op + 1], env[0][OP_WIDTH * op + 2]
     if kind == INT:
         value, at = varlong(source, at, end)
         if at < 0:
-            return _fail(op, BAD_NUMBER, env)
+            return fail(op, BAD_NUMBER, env)
         if node >= 0:
             if first != 1:
                 value = max(-(_MAX // first), min(_MAX // first, value)) * first
             elif env[3][NODE_WIDTH * node] == I32 and np.int64(np.int32(value)) != value:
-                return _fail(op, BAD_NUMBER, env)
+                return fail(op, BAD_NUMBER, env)
             _put_int(node, value, env)
         return at
     if kind in (TEXT, STRING, DECIMAL):
         return _read_bytes(source, at, end, op, env)
     if kind == NULL:
         if node >= 0:
-            _null(node, env)
+            put_null(node, env)
         return at
     if kind in (FLOAT, DOUBLE):
         size = 4 if kind == FLOAT else 8
         if size > end - at:
-            return _fail(op, ENDS_EARLY, env)
+            return fail(op, ENDS_EARLY, env)
         if node >= 0:
             _put_float(node, source, at, size, env)
         return at + size
     if kind == BOOL:
         if at >= end:
-            return _fail(op, ENDS_EARLY, env)
+            return fail(op, ENDS_EARLY, env)
         if source[at] > 1:
-            return _fail(op, BAD_NUMBER, env)
+            return fail(op, BAD_NUMBER, env)
         if node >= 0:
             _put_int(node, np.int64(source[at]), env)
         return at + 1
     if kind == ENUM:
         index, at = varlong(source, at, end)
         if at < 0:
-            return _fail(op, BAD_NUMBER, env)
+            return fail(op, BAD_NUMBER, env)
         if index < 0 or index >= env[0][OP_WIDTH * op + 3] or env[1][first + index] < 0:
-            return _fail(op, NO_BRANCH, env)
+            return fail(op, NO_BRANCH, env)
         if node >= 0:
             _put_int(node, env[1][first + index], env)
         return at
-    return _fail(op, REFUSED, env)
+    return fail(op, REFUSED, env)
 
 
-@compiled(_I64(BYTES, _I64, _I64, _I64, _ENV))
+@compiled(_I64(BYTES, _I64, _I64, _I64, ENV))
 def _read_value(source, at, end, op, env):  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915
     """Read one value; the position after it, or -1.
 
@@ -327,22 +214,22 @@ def _read_value(source, at, end, op, env):  # type: ignore[no-untyped-def]  # no
         if kind == UNION:
             index, at = varlong(source, at, end)
             if at < 0:
-                return _fail(op, BAD_NUMBER, env)
+                return fail(op, BAD_NUMBER, env)
             if index < 0 or index >= second:
-                return _fail(op, NO_BRANCH, env)
+                return fail(op, NO_BRANCH, env)
             op = tables[first + index]
             continue
         if kind == MEMBER:
-            _begin(node, 1, env)
+            begin_row(node, 1, env)
             children = env[3][NODE_WIDTH * node + CHILDREN]
             for index in range(env[3][NODE_WIDTH * node + CHILD_COUNT]):
                 if index != second:
-                    _null(tables[children + index], env)
+                    put_null(tables[children + index], env)
             op = first
             continue
         if kind in (RECORD, ARRAY, MAP, DEFAULT):
             if depth == DEPTH_MAX:
-                return _fail(op, TOO_DEEP, env)
+                return fail(op, TOO_DEEP, env)
             top = FRAME_WIDTH * depth
             depth += 1
             stack[top] = op
@@ -354,7 +241,7 @@ def _read_value(source, at, end, op, env):  # type: ignore[no-untyped-def]  # no
                 op = first
                 continue
             if node >= 0:
-                stack[top + 2] = _begin(node, 1, env)
+                stack[top + 2] = begin_row(node, 1, env)
         else:
             at = _read_plain(source, at, end, op, env)
             if at < 0:
@@ -378,10 +265,10 @@ def _read_value(source, at, end, op, env):  # type: ignore[no-untyped-def]  # no
                 if done == 0:  # here: how many of the block are left
                     done, at = _block(source, at, end)
                     if at < 0:
-                        return _fail(above, BAD_NUMBER, env)
+                        return fail(above, BAD_NUMBER, env)
                 if done == 0:
                     if node >= 0:
-                        _end(node, stack[top + 2], env)
+                        end_row(node, stack[top + 2], env)
                     depth -= 1
                     continue
                 stack[top + 1] = done - 1
@@ -389,7 +276,7 @@ def _read_value(source, at, end, op, env):  # type: ignore[no-untyped-def]  # no
                     env[4][2 * node + 1] += 1
                 if kind == MAP:
                     if node >= 0:
-                        _begin(tables[env[3][NODE_WIDTH * node + CHILDREN]], 1, env)
+                        begin_row(tables[env[3][NODE_WIDTH * node + CHILDREN]], 1, env)
                     at = _read_bytes(source, at, end, second, env)
                     if at < 0:
                         return at
@@ -398,11 +285,9 @@ def _read_value(source, at, end, op, env):  # type: ignore[no-untyped-def]  # no
             return at
 
 
-_ARRAY: Final = types.Array(types.int64, 1, "C")
-_ENDS: Final = types.Array(types.int32, 1, "C")
 _RUN: Final = _I64(
-    READ_ONLY, _ENDS, _I64, _ARRAY, _ARRAY, _ARRAY, READ_ONLY, _ARRAY, _ARRAY, _ARRAY,
-    types.Array(types.uint8, 1, "C"), _ARRAY, _ARRAY, types.boolean, types.boolean,
+    READ_ONLY, ENDS, _I64, NUMBERS, NUMBERS, NUMBERS, READ_ONLY, NUMBERS, NUMBERS, NUMBERS,
+    HEAP, NUMBERS, NUMBERS, types.boolean, types.boolean,
 )  # fmt: skip
 
 
@@ -426,22 +311,7 @@ def decode_values(  # type: ignore[no-untyped-def]  # noqa: PLR0917
 ):
     """The number of the first value that does not decode; -1 if there is none."""
     source, counted, kept = pointer_to(data), pointer_to(counts), pointer_to(saved)
-    bytes_of = pointer_to(heap)
-    env = (
-        pointer_to(ops),
-        pointer_to(tables),
-        pointer_to(constants),
-        pointer_to(nodes),
-        counted,
-        bytes_of,
-        _pointer_as(bytes_of, np.int32(0)),
-        _pointer_as(bytes_of, np.int64(0)),
-        _pointer_as(bytes_of, np.float32(0)),
-        _pointer_as(bytes_of, np.float64(0)),
-        pointer_to(state),
-        np.int64(is_writing),
-        pointer_to(stack),
-    )
+    env = environment(ops, tables, constants, nodes, counts, heap, state, is_writing, stack)
     for row in range(len(roots)):
         if is_permissive:
             for index in range(len(counts)):
@@ -452,11 +322,11 @@ def decode_values(  # type: ignore[no-untyped-def]  # noqa: PLR0917
             if at == end:
                 continue
             if at >= 0:
-                _fail(roots[row], BYTES_FOLLOW, env)
+                fail(roots[row], BYTES_FOLLOW, env)
             if not is_permissive:
                 return row
             for index in range(len(counts)):
                 counted[index] = kept[index]
             roots[row] = -1
-        _null(np.int64(0), env)
+        put_null(np.int64(0), env)
     return -1

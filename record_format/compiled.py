@@ -43,6 +43,7 @@ if config.DISABLE_JIT:
 
 _INLINED_FROM: Final = (
     "batch",
+    "column_kernel",
     "compiled",
     "key_filter",
     "key_kernel",

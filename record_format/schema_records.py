@@ -31,6 +31,10 @@ TOPIC: Final = "_schemas"
 KINDS: Final[tuple[Kind, ...]] = ("JSON", "PROTOBUF", "AVRO")
 
 
+class Malformed(Exception):
+    """A schema is not valid, or a value is not what its schema says, and why."""
+
+
 class Reference(msgspec.Struct, frozen=True):
     """`name`: what the schema calls what is in this version of this subject."""
 

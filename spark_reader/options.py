@@ -163,6 +163,7 @@ class ReadOptions:
     single_query: bool = False
     trigger: TriggerLimits = field(default_factory=TriggerLimits)
     value_schema: Literal["latest", "registry"] | int | None = None
+    value_message: str | None = None
     mode: Literal["failfast", "permissive"] = "failfast"
     values: ValueReading | None = None
 
@@ -205,6 +206,7 @@ _OPTIONS: Final[dict[str, Option]] = {
     "failOnDataLoss": Option(read.boolean),
     "includeHeaders": Option(read.boolean),
     "valueSchema": Option(read.value_schema),
+    "valueMessage": Option(read.text),
     "mode": Option(read.one_of("failfast", "permissive")),
     "singleQuery": Option(read.boolean, uses=BATCH_ONLY),
     "isolationLevel": _ISOLATION,
@@ -227,7 +229,7 @@ _OF_VALUES: Final = frozenset(
         *("store", "endpoint", "region", "pathstyle"),
         *("accesskeyid", "secretaccesskey", "sessiontoken"),
         *("server", "token", "tokenfile", "cafile"),
-        *("subscribe", "subscribepattern", "assign", "tier", "valueschema"),
+        *("subscribe", "subscribepattern", "assign", "tier", "valueschema", "valuemessage"),
     )
 )
 
@@ -256,6 +258,7 @@ def parse_options(
         single_query=values.get("singleQuery", False),
         trigger=_trigger(values),
         value_schema=values.get("valueSchema"),
+        value_message=values.get("valueMessage"),
         mode=values.get("mode", "failfast"),
     )
     _check_together(options)
@@ -374,6 +377,8 @@ def _check_together(options: ReadOptions) -> None:
         )
     if access.store is None and (options.pin or options.manifest_versions):
         raise InvalidOption("options pin and manifestVersion require the option store")
+    if options.value_message is not None and options.value_schema is None:
+        raise InvalidOption("option valueMessage requires the option valueSchema")
     if options.pin and options.manifest_versions:
         raise InvalidOption("options pin and manifestVersion exclude each other")
     if trigger.max_offsets and trigger.min_offsets and trigger.min_offsets > trigger.max_offsets:

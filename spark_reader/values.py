@@ -9,19 +9,22 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tierlog.record_format.avro_columns import AvroColumns, AvroText
 from tierlog.record_format.errors import InvalidOption, UndecodableValue, UnknownSchema
-from tierlog.record_format.json_columns import JsonColumns
 from tierlog.record_format.record_walk import HEAD_BYTES
 from tierlog.record_format.schema_state import Source
 from tierlog.spark_reader.options import ReadOptions, ValueReading
 from tierlog.spark_reader.value_schemas import Schemas
+
+if TYPE_CHECKING:
+    from tierlog.record_format.avro_columns import AvroColumns
+    from tierlog.record_format.json_columns import JsonColumns
+    from tierlog.record_format.proto_columns import ProtoColumns
 
 _NULL: Final = -1
 
@@ -44,26 +47,35 @@ def with_value_type(options: ReadOptions) -> ReadOptions:
                 f"option valueSchema: {wanted} is of one topic, and {given}; give a schema's id"
             )
         schema_id, source = schemas.latest(f"{topics[0]}-value")
-    if source.kind not in ("AVRO", "JSON"):
+    if options.value_message is not None and source.kind != "PROTOBUF":
         raise InvalidOption(
-            f"option valueSchema: schema {schema_id} is of type {source.kind}; values of AVRO and "
-            "JSON can be columns"
+            f"option valueMessage: schema {schema_id} is of type {source.kind}; messages are of "
+            "PROTOBUF"
         )
-    return options.with_values(ValueReading(schema_id, source, columns_of_source(source).type))
+    columns = columns_of_source(source, options.value_message)
+    return options.with_values(ValueReading(schema_id, source, columns.type))
 
 
 def _schemas(options: ReadOptions) -> Schemas:
     return Schemas(options.access, is_cold=options.tier == "cold")
 
 
-def columns_of_source(source: Source) -> AvroColumns | JsonColumns:
+def columns_of_source(
+    source: Source, message: str | None = None
+) -> AvroColumns | JsonColumns | ProtoColumns:
+    """Raises InvalidOption if it has none. `message`: of a Protobuf file, by default the first."""
+    # Imported here: kernels take a second to load, and few reads need more than one of them.
     if source.kind == "JSON":
+        from tierlog.record_format.json_columns import JsonColumns
+
         return JsonColumns(source.text, source.dependencies)
-    return AvroColumns(avro_text(source))
+    if source.kind == "PROTOBUF":
+        from tierlog.record_format.proto_columns import ProtoColumns
 
+        return ProtoColumns(source.text, source.dependencies, message)
+    from tierlog.record_format.avro_columns import AvroColumns
 
-def avro_text(source: Source) -> AvroText:
-    return AvroText(source.text, [text for _, text in source.dependencies])
+    return AvroColumns(source.text, source.dependencies)
 
 
 class Heads(NamedTuple):
@@ -84,16 +96,16 @@ class ValueDecoder:
         # JSON says itself what it is: it may be without a head, but not where ids are asked for.
         self._needs_head = options.value_schema == "registry"
         self._schemas = _schemas(options)
-        self._columns = columns_of_source(self._reading.source)
+        self._columns: Any = columns_of_source(self._reading.source, options.value_message)
         self._root = lru_cache(None)(self._find_root)
 
     def decode(self, values: pa.Array, offsets: pa.Array) -> pa.Array:
         """Raises UndecodableValue, and what the registry raises."""
         heads = heads_of(values)
         try:
-            if isinstance(self._columns, JsonColumns):
-                return self._decode_json(self._columns, values, heads)
-            return self._decode_avro(self._columns, values, heads)
+            if self._reading.source.kind == "JSON":
+                return self._decode_json(values, heads)
+            return self._decode_by_id(values, heads)
         except UndecodableValue as error:
             schema_id = int(heads.ids[error.row]) if heads.headed[error.row] else None
             by = f"schema {schema_id}: " if schema_id is not None else ""
@@ -105,16 +117,16 @@ class ValueDecoder:
                 row=error.row,
             ) from error
 
-    def _decode_json(self, columns: JsonColumns, values: pa.Array, heads: Heads) -> pa.Array:
+    def _decode_json(self, values: pa.Array, heads: Heads) -> pa.Array:
         body = pc.binary_slice(values, HEAD_BYTES)
         if not heads.headed[heads.there].all():
             if self._needs_head:
                 self._refuse_headless(heads)
                 values = pc.if_else(pa.array(heads.headed), values, pa.scalar(None, pa.binary()))
             body = pc.if_else(pa.array(heads.headed), body, values)
-        return columns.decode(body, permissive=self._permissive)
+        return self._columns.decode(body, permissive=self._permissive)
 
-    def _decode_avro(self, columns: AvroColumns, values: pa.Array, heads: Heads) -> pa.Array:
+    def _decode_by_id(self, values: pa.Array, heads: Heads) -> pa.Array:
         if not heads.headed[heads.there].all():
             self._refuse_headless(heads)
         roots = np.full(len(values), _NULL, np.int64)
@@ -124,7 +136,7 @@ class ValueDecoder:
             if problem and not self._permissive:
                 raise UndecodableValue(problem, row=int(np.flatnonzero(rows)[0]))
             roots[rows] = root
-        return columns.decode(values, roots, skipped=HEAD_BYTES, permissive=self._permissive)
+        return self._columns.decode(values, roots, skipped=HEAD_BYTES, permissive=self._permissive)
 
     def _refuse_headless(self, heads: Heads) -> None:
         if not self._permissive:
@@ -133,14 +145,14 @@ class ValueDecoder:
 
     def _find_root(self, schema_id: int) -> tuple[int, str]:
         """How to read what was written by this schema, or why that is not possible."""
+        kind = self._reading.source.kind
         try:
             source = self._schemas.of_id(schema_id)
-        except UnknownSchema as error:
+            if source.kind != kind:
+                return _NULL, f"it is of type {source.kind}, where {kind} is read"
+            return self._columns.add_writer(source.text, source.dependencies), ""
+        except (UnknownSchema, InvalidOption) as error:
             return _NULL, str(error)
-        if source.kind != "AVRO":
-            return _NULL, f"it is of type {source.kind}, where AVRO is read"
-        assert isinstance(self._columns, AvroColumns)
-        return self._columns.add_writer(avro_text(source)), ""
 
 
 def heads_of(values: pa.Array) -> Heads:

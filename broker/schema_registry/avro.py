@@ -16,7 +16,8 @@ from tierlog.broker.schema_registry.avro_compatibility import (
     named,
 )
 from tierlog.broker.schema_registry.avro_json import encode_json
-from tierlog.broker.schema_registry.json_text import Malformed, decode_text, encode_text
+from tierlog.broker.schema_registry.json_text import decode_text, encode_text
+from tierlog.record_format.schema_records import Malformed
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _NAMED: Final = frozenset(("record", "error", "enum", "fixed"))

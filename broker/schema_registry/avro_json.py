@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from tierlog.broker.schema_registry.avro_compatibility import Types, kind_of, named
-from tierlog.broker.schema_registry.json_text import Malformed
+from tierlog.record_format.schema_records import Malformed
 from tierlog.record_format.varint import zigzag
 
 _STEPS: Final = 1000

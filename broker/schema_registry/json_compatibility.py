@@ -21,7 +21,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 import re2
 
-from tierlog.broker.schema_registry.json_text import Malformed
+from tierlog.record_format.schema_records import Malformed
 
 STEPS_MAX: Final = 50_000
 _REFS_MAX: Final = 100  # that only name another

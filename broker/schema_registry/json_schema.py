@@ -13,7 +13,8 @@ import jsonschema_rs
 import msgspec
 
 from tierlog.broker.schema_registry.json_compatibility import Document, json_incompatibilities
-from tierlog.broker.schema_registry.json_text import Malformed, decode_text, encode_text
+from tierlog.broker.schema_registry.json_text import decode_text, encode_text
+from tierlog.record_format.schema_records import Malformed
 
 
 class JsonSchema:

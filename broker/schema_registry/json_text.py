@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
-
-class Malformed(Exception):
-    """A schema is not valid, and why."""
+from tierlog.record_format.schema_records import Malformed
 
 
 def decode_text(text: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, message_factory, text_encoding, text_format
 
-from tierlog.broker.schema_registry.proto_parser import NUMBER_MAX
+from tierlog.record_format.proto_parser import NUMBER_MAX
 
 _INT32_MAX: Final = 2**31 - 1
 _FIELD: Final[Any] = descriptor_pb2.FieldDescriptorProto

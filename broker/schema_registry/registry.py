@@ -32,7 +32,6 @@ from tierlog.broker.schema_registry.formats import (
     parse_schema,
     problems_with_earlier,
 )
-from tierlog.broker.schema_registry.json_text import Malformed
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.record_format.errors import (
     IncompatibleSchema,
@@ -51,6 +50,7 @@ from tierlog.record_format.produced import build_produced
 from tierlog.record_format.schema_records import (
     TOPIC,
     Kind,
+    Malformed,
     Reference,
     Row,
     Schema,

@@ -18,10 +18,10 @@ from typing import Final, NamedTuple
 
 from tierlog.broker.cluster.peers import SchemaCall
 from tierlog.broker.schema_registry.formats import parse_schema
-from tierlog.broker.schema_registry.json_text import Malformed
 from tierlog.record_format.errors import NotLeader, RetriableError
 from tierlog.record_format.produced import CheckValues, RefusedValues
 from tierlog.record_format.record_walk import HEAD_BYTES
+from tierlog.record_format.schema_records import Malformed
 from tierlog.record_format.schema_state import LATEST, Source, SourceOfId
 
 FindSchema = Callable[[SchemaCall], SourceOfId | None]

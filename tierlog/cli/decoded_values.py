@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from tierlog.broker.schema_registry.formats import Parsed, parse_schema
-from tierlog.broker.schema_registry.json_text import Malformed
 from tierlog.cli.output import warn
 from tierlog.record_format.errors import UnknownSchema
 from tierlog.record_format.record_walk import HEAD_BYTES
+from tierlog.record_format.schema_records import Malformed
 from tierlog.spark_reader.value_schemas import source_of_id
 
 if TYPE_CHECKING:

@@ -22,18 +22,18 @@ import pyarrow.compute as pc
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.types import StructType
 
-from tierlog.record_format.avro_columns import AvroColumns
 from tierlog.record_format.errors import (
     InvalidOption,
     RetriableError,
     UndecodableValue,
     UnknownSchema,
 )
+from tierlog.record_format.json_columns import JsonColumns
 from tierlog.record_format.record_walk import HEAD_BYTES
 from tierlog.record_format.schema_state import Source
 from tierlog.spark_reader.options import ReadOptions
 from tierlog.spark_reader.value_schemas import Schemas
-from tierlog.spark_reader.values import avro_text, columns_of_source, heads_of
+from tierlog.spark_reader.values import columns_of_source, heads_of
 from tierlog.tables.json_columns import OWN, Misfit, check_names, check_not_own
 
 _VALUE: Final = "value"
@@ -126,15 +126,13 @@ class _Writer:
 
     def __init__(self, schema_id: int, source: Source) -> None:
         """Raises Misfit if the schema has no columns."""
-        if source.kind not in ("AVRO", "JSON"):
-            raise Misfit(f"it is of type {source.kind}; values of AVRO and JSON can be columns")
         self.schema_id = schema_id
         try:
             self._columns = columns_of_source(source)
         except InvalidOption as error:
             raise Misfit(str(error).removeprefix("valueSchema: ")) from None
-        if isinstance(self._columns, AvroColumns):
-            self._root = self._columns.add_writer(avro_text(source))
+        if not isinstance(self._columns, JsonColumns):
+            self._root = self._columns.add_writer(source.text, source.dependencies)
         self._is_record = pa.types.is_struct(self._columns.type)
         whole = self._columns.type if self._is_record else pa.struct([(_VALUE, self._columns.type)])
         self.type = _stored(whole) or pa.struct([])
@@ -143,7 +141,7 @@ class _Writer:
 
     def read(self, values: pa.BinaryArray) -> pa.StructArray:
         """Raises UndecodableValue."""
-        if isinstance(self._columns, AvroColumns):
+        if not isinstance(self._columns, JsonColumns):
             roots = np.full(len(values), self._root, np.int64)
             rows = self._columns.decode(values, roots, skipped=HEAD_BYTES, permissive=False)
         else:

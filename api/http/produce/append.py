@@ -29,7 +29,6 @@ from tierlog.api.http.responses import Response, json_response
 from tierlog.api.http.schemas import Accepted, PartitionResult, Produced
 from tierlog.api.serving.produced_batches import AS_PRODUCED
 from tierlog.broker.partition import Partition
-from tierlog.broker.schema_registry.json_text import Malformed
 from tierlog.broker.topics import Topic
 from tierlog.hot_tier.config_words import in_words
 from tierlog.hot_tier.log_config import LogConfig
@@ -56,6 +55,7 @@ from tierlog.record_format.produced import (
     timestamp_problem,
 )
 from tierlog.record_format.record_walk import HEAD_BYTES
+from tierlog.record_format.schema_records import Malformed
 from tierlog.record_format.schema_state import INT_MAX
 
 log = structlog.get_logger(__name__)

@@ -55,7 +55,6 @@ from tierlog.api.serving.produced_batches import (
 )
 from tierlog.broker.cluster.peers import SchemaCall
 from tierlog.broker.partition import Partition
-from tierlog.broker.schema_registry.json_text import Malformed
 from tierlog.broker.topic_registry import INTERNAL_PREFIX
 from tierlog.broker.transaction_coordinator.transaction import ProducerEpoch
 from tierlog.hot_tier.log_writer import Acks
@@ -69,6 +68,7 @@ from tierlog.record_format.errors import (
     UnknownPartition,
 )
 from tierlog.record_format.produced import ProducedBatches
+from tierlog.record_format.schema_records import Malformed
 from tierlog.record_format.schema_state import LATEST
 from tierlog.record_format.topic_rules import partition_for_key
 

@@ -136,6 +136,50 @@ def test_json_needs_no_head_unless_ids_are_asked_for(tiers: TwoTiers) -> None:
     assert values_of(rows.to_table()) == [{"carrier": "UA"}, None, None]
 
 
+PROTO = """
+    syntax = "proto3";
+    import "leg.proto";
+    message Crew { int32 size = 1; }
+    message Flight { string carrier = 1; optional int32 delay = 2; repeated Leg legs = 3; }
+"""
+
+
+def proto(schema_id: int, indexes: bytes, encoded: bytes) -> bytes:
+    return b"\0" + schema_id.to_bytes(4) + indexes + encoded
+
+
+def test_values_of_protobuf_are_columns_of_one_of_the_files_messages(tiers: TwoTiers) -> None:
+    topic = topic_of(tiers)
+    registry = tiers.broker.schema_registry
+    leg = 'syntax = "proto3"; message Leg { int32 miles = 1; }'
+    registry.register(f"{topic}-leg", Schema("PROTOBUF", leg))
+    reference = Reference("leg.proto", f"{topic}-leg", 1)
+    found = registry.register(f"{topic}-value", Schema("PROTOBUF", PROTO, (reference,)))
+    flight = b"\x0a\x02UA\x1a\x02\x08\x07\x1a\x00"
+    produce(tiers, topic, proto(found.schema_id, b"\x02\x02", flight), None)
+    tiers.broker.offload(topic, wait_ms=20_000)
+    tiers.broker.offload("_schemas", wait_ms=20_000)
+    given = {"value_schema": "latest", "valueMessage": "Flight"}
+    expected = [{"carrier": "UA", "delay": None, "legs": [{"miles": 7}, {"miles": 0}]}, None]
+    rows = tierlog.dataset(topic, server=tiers.url, **given)
+    assert values_of(rows.to_table()) == expected
+    late = rows.filter(pc.field("value", "carrier") == "UA").to_table()
+    assert values_of(late) == expected[:1]
+    cold = tierlog.dataset(topic, store=tiers.store_url, tier="cold", **given)
+    assert values_of(cold.to_table()) == expected
+    # Without it the first message is read, which this is not.
+    problem = rf"^{topic}-0: offset 0: .*schema {found.schema_id}: it is a Flight, and Crew is read"
+    with pytest.raises(UndecodableValue, match=problem):
+        tierlog.dataset(topic, server=tiers.url, value_schema="latest").to_table()
+    with pytest.raises(InvalidOption, match="no message 'Plane'; it has Crew, Flight"):
+        tierlog.dataset(topic, server=tiers.url, value_schema="latest", valueMessage="Plane")
+    with pytest.raises(InvalidOption, match="valueMessage requires the option valueSchema"):
+        tierlog.dataset(topic, server=tiers.url, valueMessage="Flight")
+    avro_id = register(tiers, f"{topic}-avro", FLIGHT)
+    with pytest.raises(InvalidOption, match="is of type AVRO; messages are of PROTOBUF"):
+        tierlog.dataset(topic, server=tiers.url, value_schema=avro_id, valueMessage="Flight")
+
+
 def test_a_value_that_does_not_decode_is_named_by_partition_offset_schema_and_path(
     tiers: TwoTiers,
 ) -> None:

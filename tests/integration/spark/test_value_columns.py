@@ -106,3 +106,35 @@ def test_a_schema_that_is_not_there_is_an_error_of_the_plan(spark, flights):
     options = {**flights, "valueSchema": str(2**31 - 1)}
     with pytest.raises(Exception, match="Schema 2147483647 not found"):
         spark.read.format("tierlog").options(**options).load()
+
+
+def test_values_of_protobuf_are_a_struct_column(spark, tiers):
+    tiers.create("proto", partitions=1)
+    text = """
+        syntax = "proto3";
+        import "google/protobuf/timestamp.proto";
+        message Flight {
+            string carrier = 1;
+            optional int32 delay = 2;
+            repeated string legs = 3;
+            map<string, double> fares = 4;
+            google.protobuf.Timestamp at = 5;
+            uint64 number = 6;
+        }
+    """
+    schema = Schema("PROTOBUF", text)
+    schema_id = tiers.broker.schema_registry.register("proto-value", schema).schema_id
+    flight = b"\x0a\x02UA\x1a\x03EWR\x1a\x03IAH\x22\x0c\x0a\x01Y\x11\0\0\0\0\0\0\xf8?\x2a\0\x30\x07"
+    produce(tiers, "proto", b"\0" + schema_id.to_bytes(4) + b"\0" + flight, None)
+    options = {"server": tiers.url, "subscribe": "proto", "valueSchema": "latest"}
+    frame = spark.read.format("tierlog").options(**options).load()
+    assert frame.schema["value"].dataType.simpleString() == (
+        "struct<carrier:string,delay:int,legs:array<string>,fares:map<string,double>,at:timestamp,"
+        "number:decimal(20,0)>"
+    )
+    columns = ("value.carrier", "value.delay", "value.legs", "value.fares", "value.number")
+    rows = frame.orderBy("offset").selectExpr(*columns, "unix_micros(value.at)").collect()
+    assert [tuple(row) for row in rows] == [
+        ("UA", None, ["EWR", "IAH"], {"Y": 1.5}, 7, 0),
+        (None,) * 6,
+    ]

@@ -52,7 +52,8 @@ class SchemaTable(JsonTable):
         create_table(self.open_catalog(), self.name, position, mode=SCHEMA_MODE, columns=given)
 
     def register(self, document: Any, kind: Any = "AVRO") -> int:
-        schema = Schema(kind, json.dumps(document))
+        """`document`: a text if it is of Protobuf."""
+        schema = Schema(kind, document if kind == "PROTOBUF" else json.dumps(document))
         registry = self.tiers.broker.schema_registry
         registry.set_level(f"{self.topic}-value", "NONE")
         return registry.register(f"{self.topic}-value", schema).schema_id
@@ -251,6 +252,19 @@ def test_json_is_columns_by_its_schema_and_a_fraction_needs_a_column_that_takes_
     assert table.run() == Synced(commits=1, errors=1)
     assert table.errors()[2][1] == f"schema {number}: price: double, where the column is long"
     assert table.json_rows() == {0: {"price": 3, "s": "a"}}
+
+
+def test_protobuf_is_columns_of_its_first_message(table):
+    text = (
+        'syntax = "proto3"; message Flight { string carrier = 1; } message Other { int32 n = 1; }'
+    )
+    schema_id = table.register(text, "PROTOBUF")
+    table.make()
+    table.send(headed(schema_id, b"\0\x0a\x02UA"), headed(schema_id, b"\x02\x02\x08\x01"))
+    assert table.run() == Synced(commits=1, records=1, errors=1)
+    assert table.json_rows() == {0: {"carrier": "UA"}}
+    problem = f"schema {schema_id}: it is a Other, and Flight is read"
+    assert table.errors()[1][1] == problem
 
 
 def test_columns_of_a_new_table_are_wide_enough_for_the_latest_version(tiers, tmp_path):

@@ -10,9 +10,9 @@ from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 
 from tierlog.broker.schema_registry.formats import Source, parse_schema
-from tierlog.broker.schema_registry.json_text import Malformed
-from tierlog.broker.schema_registry.proto_parser import parse_proto
 from tierlog.broker.schema_registry.protobuf_schema import ProtobufSchema
+from tierlog.record_format.proto_parser import parse_proto
+from tierlog.record_format.schema_records import Malformed
 
 PROTO = Path(grpc_tools.__file__).parent / "_proto"
 GOOGLES = sorted(one.name for one in (PROTO / "google/protobuf").glob("*.proto"))

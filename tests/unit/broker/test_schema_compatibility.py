@@ -12,8 +12,7 @@ from tierlog.broker.schema_registry.formats import (
     parse_schema,
     problems_with_earlier,
 )
-from tierlog.broker.schema_registry.json_text import Malformed
-from tierlog.record_format.schema_records import Schema, SubjectVersion
+from tierlog.record_format.schema_records import Malformed, Schema, SubjectVersion
 
 
 def parsed(kind: Any, document: Any, **named: Any) -> Any:

@@ -15,7 +15,16 @@ from tierlog.record_format import compiled
 from tierlog.spark_reader.jobs.package import build_zip
 
 PROJECT = Path(__file__).parents[3]
-KERNELS = ("arrow_columns", "compiled", "filter_kernel", "key_kernel", "record_kernel")
+KERNELS = (
+    "arrow_columns",
+    "avro_kernel",
+    "column_kernel",
+    "compiled",
+    "filter_kernel",
+    "key_kernel",
+    "proto_kernel",
+    "record_kernel",
+)
 # Nothing of these is inlined into a kernel.
 IN_PLAIN_PYTHON = {"batch_runs", "compaction", "crc32c", "decode", "errors"}
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tierlog.record_format.avro_columns import AvroColumns, AvroText
+from tierlog.record_format.avro_columns import AvroColumns
 from tierlog.record_format.errors import InvalidOption, UndecodableValue
 from tierlog.record_format.json_columns import JsonColumns
 
@@ -29,9 +29,9 @@ def record(*fields: Any, name: str = "R") -> Any:
 
 
 def decoded(reader: Any, *values: tuple[Any, bytes | None], permissive: bool = False) -> pa.Array:
-    columns = AvroColumns(AvroText(json.dumps(reader)))
+    columns = AvroColumns(json.dumps(reader), [])
     roots = [
-        -1 if value is None else columns.add_writer(AvroText(json.dumps(writer)))
+        -1 if value is None else columns.add_writer(json.dumps(writer), [])
         for writer, value in values
     ]
     given = pa.array([None if one is None else b"head." + one for _, one in values], pa.binary())
@@ -231,7 +231,7 @@ def test_what_a_reader_does_not_have_is_read_past_even_if_it_contains_itself() -
     )
     assert decoded(record(("z", "int")), (writer, value)).to_pylist() == [{"z": 5}]
     with pytest.raises(InvalidOption, match="/tree/left of the schema contains itself"):
-        AvroColumns(AvroText(json.dumps(writer)))
+        AvroColumns(json.dumps(writer), [])
 
 
 LENGTHLESS = {"type": "array", "items": "null"}

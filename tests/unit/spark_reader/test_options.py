@@ -140,6 +140,7 @@ WRONG = {
     "pin": ("", "a non-empty text"),
     "singleQuery": ("once", "one of true, false"),
     "valueSchema": ("newest", "latest, registry, or the id of a schema"),
+    "valueMessage": ("", "a non-empty text"),
     "mode": ("dropmalformed", "one of failfast, permissive"),
 }
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from google.protobuf import descriptor_pb2, text_encoding, text_format
 
-from tierlog.broker.schema_registry.json_text import Malformed
+from tierlog.record_format.schema_records import Malformed
 
 NUMBER_MAX: Final = 2**29 - 1  # of a field
 DEPTH_MAX: Final = 32  # of messages within messages, as protoc has it
