@@ -28,7 +28,7 @@ import pytest
 import tierlog
 from tests.fakes.tiny_broker import description, refused
 from tests.simulation.steps import seeds
-from tierlog.client import group_calls
+from tierlog.client import progress
 from tierlog.client.exchange import RetryPolicy
 from tierlog.client.membership import Member
 from tierlog.client.records import ConsumedRecord
@@ -309,7 +309,7 @@ def members_of(client: tierlog.Client | tierlog.AsyncClient) -> list[Member]:
 
 @pytest.fixture(autouse=True)
 def commits_between_all_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_calls, "COMMIT_INTERVAL_S", 0.0)
+    monkeypatch.setattr(progress, "COMMIT_INTERVAL_S", 0.0)
 
 
 @pytest.mark.parametrize("seed", seeds(3))

@@ -22,7 +22,7 @@ import typer
 from tierlog.cli.keys import Keys, pressed_keys
 from tierlog.cli.options import OutputOption, client_command
 from tierlog.cli.output import Output, print_json
-from tierlog.cli.top_view import ORDERS, PartitionLoad, View, picture
+from tierlog.cli.top_view import ORDERS, Load, PartitionLoad, TopicLoad, View, picture
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -41,43 +41,6 @@ Looks = Annotated[
     ),
 ]
 Rows = Annotated[int, typer.Option("--rows", min=1, help="Number of topics shown, busiest first.")]
-
-
-class TopicLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic: offsets assigned per second, bytes by tier, and the offload lag."""
-
-    topic: str
-    offsets_per_s: float
-    hot_bytes: int
-    cold_bytes: int
-    segments: int
-    offload_lag_bytes: int
-    offload_lag_s: float
-
-
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """A broker's load between two samples."""
-
-    cpu_percent: float
-    memory_bytes: int
-    connections: int
-    waiting_requests: int
-    requests_per_s: float
-    errors_per_s: float
-    produced_records_per_s: float
-    produced_bytes_per_s: float
-    commit_ms: float | None
-    flush_ms: float | None
-    hot_fetched_bytes_per_s: float
-    cold_fetched_bytes_per_s: float
-    partitions: dict[str, int]
-    store_available: bool
-    store_requests_per_s: float
-    store_sent_bytes_per_s: float
-    store_received_bytes_per_s: float
-    store_cost_dollars: float
-    cache_hit_ratio: float | None
-    topics: list[TopicLoad]
 
 
 class Reading(NamedTuple):

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
+
 from tierlog.cli.output import format_size, printable
 from tierlog.record_format.units import dollars
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
-
-    from tierlog.cli.top import Load, TopicLoad
 
 UP, DOWN, ENTER, ESCAPE, BACKSPACE = "up", "down", "enter", "escape", "backspace"
 FILTER_MAX: Final = 249  # characters, as of a topic's name
@@ -33,6 +33,43 @@ ORDERS: Final[Mapping[str, Callable[[TopicLoad], Any]]] = MappingProxyType(
     }
 )
 _NAMES: Final = tuple(ORDERS)
+
+
+class TopicLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic: offsets assigned per second, bytes by tier, and the offload lag."""
+
+    topic: str
+    offsets_per_s: float
+    hot_bytes: int
+    cold_bytes: int
+    segments: int
+    offload_lag_bytes: int
+    offload_lag_s: float
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """A broker's load between two samples."""
+
+    cpu_percent: float
+    memory_bytes: int
+    connections: int
+    waiting_requests: int
+    requests_per_s: float
+    errors_per_s: float
+    produced_records_per_s: float
+    produced_bytes_per_s: float
+    commit_ms: float | None
+    flush_ms: float | None
+    hot_fetched_bytes_per_s: float
+    cold_fetched_bytes_per_s: float
+    partitions: dict[str, int]
+    store_available: bool
+    store_requests_per_s: float
+    store_sent_bytes_per_s: float
+    store_received_bytes_per_s: float
+    store_cost_dollars: float
+    cache_hit_ratio: float | None
+    topics: list[TopicLoad]
 
 
 class PartitionLoad(NamedTuple):

@@ -28,13 +28,13 @@ from tierlog.client import calls, cluster_calls, group_calls, responses, transac
 from tierlog.client.async_producer import AsyncProducer
 from tierlog.client.batching import Batching
 from tierlog.client.exchange import Call, NotSent, Outcome, Pause, RetryPolicy, Steps, exchange
-from tierlog.client.group_calls import GroupProgress
 from tierlog.client.membership import DEFAULT_MEMBERSHIP, Member, Membership
 from tierlog.client.problems import UnexpectedAnswer
 from tierlog.client.producer import Producer
+from tierlog.client.progress import GroupProgress, PartitionCursor
 from tierlog.client.records import ConsumedRecord, Time, to_ms
 from tierlog.client.routing import Routes
-from tierlog.client.scheduling import FetchSchedule, PartitionCursor, schedule_fetches
+from tierlog.client.scheduling import FetchSchedule, schedule_fetches
 from tierlog.client.transactions import AsyncTransaction, Transaction
 from tierlog.client.transport import ConnectionConfig, to_outcome, to_response
 from tierlog.client.wire import DEFAULT_LIMITS, Limits, Request, Response, Start

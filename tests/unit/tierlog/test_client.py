@@ -24,10 +24,10 @@ from tierlog.client.exchange import (
     RetryPolicy,
     exchange,
 )
-from tierlog.client.group_calls import GroupProgress
 from tierlog.client.problems import AppendedInPart, BrokerFault, UnexpectedAnswer
+from tierlog.client.progress import GroupProgress, PartitionCursor
 from tierlog.client.records import ConsumedRecord, decode_fetched, to_batches
-from tierlog.client.scheduling import FetchSchedule, PartitionCursor
+from tierlog.client.scheduling import FetchSchedule
 from tierlog.client.wire import Limits, Response
 from tierlog.record_format import errors
 from tierlog.record_format.batch import iter_headers

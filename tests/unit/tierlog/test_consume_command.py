@@ -8,9 +8,9 @@ import pytest
 
 from tierlog.cli import consume, program
 from tierlog.cli.record_range import Range
+from tierlog.client.progress import PartitionCursor
 from tierlog.client.records import ConsumedRecord
 from tierlog.client.responses import FetchedBatches
-from tierlog.client.scheduling import PartitionCursor
 from tierlog.record_format.encode import encode_batch
 
 
