@@ -41,7 +41,7 @@ from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.share_groups import ShareGroups
 from tierlog.broker.store_status import check_has_no_bucket
 from tierlog.broker.topic_registry import TopicRecord
-from tierlog.broker.topic_replicas import ANYWHERE, Chosen
+from tierlog.broker.topic_replicas import ANYWHERE, Chosen, NewTopic
 from tierlog.broker.topics import Topic, TopicState, TopicSummary
 from tierlog.broker.transactions import Transactions
 from tierlog.host.clock import boottime_ms, monotonic_ms, wall_clock_ms
@@ -273,32 +273,16 @@ class Broker:
         InvalidReplicaAssignment, TopicExists.
         """
         create = self._topics.create if self.cluster is None else self.cluster.topics.create
-        topic = create(
-            name,
-            partitions=partitions,
-            config=config or {},
-            replication_factor=replication_factor,
-            replicas=replicas,
-        )
+        topic = create(NewTopic(name, partitions, config or {}, replication_factor, replicas))
         if self.cluster is None:
             self._topic_changed(topic.record, False)
         return topic.describe()
 
-    def check_new_topic(
-        self,
-        name: str,
-        *,
-        partitions: int,
-        config: Mapping[str, ConfigValue],
-        replication_factor: int | None = None,
-        replicas: Chosen = ANYWHERE,
-    ) -> int:
+    def check_new_topic(self, wanted: NewTopic) -> int:
         """Raise what `create_topic` would; the replication factor that the topic would have.
         Changes nothing.
         """
-        factor = self._topics.choose_factor(replication_factor, replicas)
-        self._topics.check_new(name, partitions=partitions, config=config, factor=factor)
-        return factor
+        return self._topics.check_new(wanted)[1]
 
     def list_topics(self, *, prefix: str = "", internal: bool = False) -> list[TopicSummary]:
         """Sorted by name. `internal` includes internal topics (`__…`)."""

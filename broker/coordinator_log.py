@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Final
@@ -24,12 +24,12 @@ from typing import Final
 from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.offset_log import append_records, home_number
 from tierlog.broker.partition import Partition
+from tierlog.broker.topic_replicas import NewTopic
 from tierlog.broker.topics import Topic
 from tierlog.host.deferred_errors import DeferredErrors
 from tierlog.host.latency_histogram import LatencyHistogram
 from tierlog.hot_tier.log_writer import AppendResult
 from tierlog.record_format.errors import Starting, TierlogError, UnknownTopic, WatermarkUnknown
-from tierlog.record_format.topic_rules import ConfigValue
 
 MAX_LOAD_WAIT_S: Final = 5.0
 
@@ -43,18 +43,14 @@ class CoordinatorLog:
     def __init__(
         self,
         topics: LiveTopics,
-        name: str,
-        config: Mapping[str, ConfigValue],
+        wanted: NewTopic,
         *,
-        partitions: int,
-        replication_factor: int | None = None,
         load: Callable[[Partition], None],
         forget: Callable[[IsGone], None],
         clock: Callable[[], int],
     ) -> None:
-        """`config`, `partitions`, `replication_factor`: of the topic, when it is created."""
-        self._topics, self.name, self._config = topics, name, config
-        self._count, self._factor, self._clock = partitions, replication_factor, clock
+        """`wanted`: as it is created."""
+        self._topics, self._wanted, self.name, self._clock = topics, wanted, wanted.name, clock
         self._load, self._forget = load, forget
         self._loaded: dict[int, Partition] = {}  # replaced, so that it may be looked at any time
         self.load_times = LatencyHistogram()
@@ -73,9 +69,7 @@ class CoordinatorLog:
 
     def ensure_topic(self) -> Topic:
         """Raises what creating a topic does."""
-        return self._topics.ensure(
-            self.name, self._config, partitions=self._count, replication_factor=self._factor
-        )
+        return self._topics.ensure(self._wanted)
 
     def home(self, key: str) -> Partition:
         """The partition of a key. Raises UnknownTopic, NotLeader, LeaderUnknown, and what a damaged

@@ -30,6 +30,7 @@ from tierlog.broker.offset_log import stored_records
 from tierlog.broker.partition import Partition
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.share_coordinator.share_partition import ShareLimits
+from tierlog.broker.topic_replicas import NewTopic
 from tierlog.hot_tier.log_config import INT_MAX, ConfigKey
 from tierlog.record_format.errors import FieldProblem, InvalidConfig, NotLeader, Throttled
 from tierlog.record_format.topic_rules import ConfigValue
@@ -160,9 +161,7 @@ class GroupConfigs:
         self._settings = settings
         self.log = CoordinatorLog(
             topics,
-            TOPIC,
-            CONFIG,
-            partitions=1,
+            NewTopic(TOPIC, 1, CONFIG),
             load=self._load_partition,
             forget=lambda _: None,  # it is known until the next leader says otherwise
             clock=clock,

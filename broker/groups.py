@@ -58,6 +58,7 @@ from tierlog.broker.offset_log import (
 )
 from tierlog.broker.partition import Partition
 from tierlog.broker.settings import BrokerSettings
+from tierlog.broker.topic_replicas import NewTopic
 from tierlog.broker.topics import Topic
 from tierlog.host.clock import monotonic_ms
 from tierlog.hot_tier.log_writer import AppendResult
@@ -132,10 +133,12 @@ class Groups:
         self._clock, self._settings = clock, settings
         self.log = CoordinatorLog(
             topics,
-            TOPIC,
-            CONFIG,
-            partitions=settings.offsets_topic_num_partitions or 1,
-            replication_factor=settings.offsets_topic_replication_factor,
+            NewTopic(
+                TOPIC,
+                settings.offsets_topic_num_partitions or 1,
+                CONFIG,
+                settings.offsets_topic_replication_factor,
+            ),
             load=self._load_partition,
             forget=self._forget_groups,
             clock=clock,

@@ -43,6 +43,7 @@ from tierlog.broker.topic_replicas import (
     ALONE,
     ANYWHERE,
     Chosen,
+    NewTopic,
     check_min_in_sync,
     choose_factor,
 )
@@ -103,7 +104,7 @@ class LiveTopics:
         self.compaction_offsets = CompactionOffsets(folder)
         self.elsewhere: Elsewhere | None = None  # in a cluster
         self.replicas: HasReplicas | None = None  # in a cluster
-        self.creating: Callable[..., object] = self.create
+        self.creating: Callable[[NewTopic], object] = self.create
         self.choose_factor: Callable[[int | None, Chosen], int] = _choose_alone
         self._unsettled: dict[TopicIdPartition, Unsettled] = {}
         self._topics: dict[str, Topic] = {}
@@ -186,24 +187,12 @@ class LiveTopics:
             raise UnknownTopic(topic_id)
         return found
 
-    def ensure(
-        self,
-        name: str,
-        config: Mapping[str, ConfigValue],
-        *,
-        partitions: int = 1,
-        replication_factor: int | None = None,
-    ) -> Topic:
+    def ensure(self, wanted: NewTopic) -> Topic:
         """The internal topic, created if it does not exist."""
-        if name not in self._topics:
+        if wanted.name not in self._topics:
             with suppress(TopicExists):  # another first call was faster
-                self.creating(
-                    name,
-                    partitions=partitions,
-                    config=config,
-                    replication_factor=replication_factor,
-                )
-        return self.find(name)
+                self.creating(wanted)
+        return self.find(wanted.name)
 
     def partitions(self) -> Iterator[Partition]:
         for topic in self:
@@ -238,18 +227,10 @@ class LiveTopics:
 
     # --- changing ---------------------------------------------------------------------------------
 
-    def create(
-        self,
-        name: str,
-        *,
-        partitions: int,
-        config: Mapping[str, ConfigValue],
-        replication_factor: int | None = None,
-        replicas: Chosen = ANYWHERE,
-    ) -> Topic:
+    def create(self, wanted: NewTopic) -> Topic:
+        name = wanted.name
         with self.changing():
-            factor = self.choose_factor(replication_factor, replicas)
-            parsed = self.check_new(name, partitions=partitions, config=config, factor=factor)
+            parsed, _ = self.check_new(wanted)
             older = [one for one in self.registry.deleted() if one.name == name]
             for deleted in older:
                 self._set_aside(deleted)
@@ -258,7 +239,7 @@ class LiveTopics:
             record = TopicRecord(
                 name=name,
                 topic_id=new_id(),
-                partitions=partitions,
+                partitions=wanted.partitions,
                 config=dict(parsed.overrides),
                 # Above that of every older topic of the name, which the bucket may still list as
                 # live: a restore takes the newest, and a clock may step back.
@@ -269,19 +250,18 @@ class LiveTopics:
             self.version += 1
         return topic
 
-    def check_new(
-        self, name: str, *, partitions: int, config: Mapping[str, ConfigValue], factor: int
-    ) -> LogConfig:
-        """Raise what `create` would. Returns the topic's configuration."""
-        check_topic_name(name)
-        parsed = LogConfig.parse(config)
-        check_min_in_sync(parsed, factor=factor, given=config)
+    def check_new(self, wanted: NewTopic) -> tuple[LogConfig, int]:
+        """Raise what `create` would. The topic's configuration, and its replication factor."""
+        factor = self.choose_factor(wanted.replication_factor, wanted.replicas)
+        check_topic_name(wanted.name)
+        parsed = LogConfig.parse(wanted.config)
+        check_min_in_sync(parsed, factor=factor, given=wanted.config)
         self._check_may_have_sets(parsed)
-        check_partition_count(partitions)
-        if name in self._topics:
-            raise TopicExists(f"topic {name!r} already exists")
-        self._check_letter_case(name)
-        return parsed
+        check_partition_count(wanted.partitions)
+        if wanted.name in self._topics:
+            raise TopicExists(f"topic {wanted.name!r} already exists")
+        self._check_letter_case(wanted.name)
+        return parsed, factor
 
     def _check_may_have_sets(self, config: LogConfig) -> None:
         """Raises InvalidConfig."""

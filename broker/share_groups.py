@@ -59,6 +59,7 @@ from tierlog.broker.share_coordinator.share_state import (
 )
 from tierlog.broker.share_state_peers import ShareStatePeers, answer_all
 from tierlog.broker.tiered_reads import Fetched
+from tierlog.broker.topic_replicas import NewTopic
 from tierlog.host.clock import monotonic_ms
 from tierlog.host.file_slice import FileSlice
 from tierlog.host.threads import failed
@@ -119,10 +120,12 @@ class ShareGroups:
         )
         self.log = CoordinatorLog(
             topics,
-            TOPIC,
-            CONFIG,
-            partitions=settings.share_coordinator_state_topic_num_partitions or 1,
-            replication_factor=settings.share_coordinator_state_topic_replication_factor,
+            NewTopic(
+                TOPIC,
+                settings.share_coordinator_state_topic_num_partitions or 1,
+                CONFIG,
+                settings.share_coordinator_state_topic_replication_factor,
+            ),
             load=self._load_partition,
             forget=self.coordinator.forget,
             clock=clock,

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from tierlog.hot_tier.log_config import MIN_IN_SYNC, LogConfig
 from tierlog.record_format.errors import (
@@ -22,6 +22,16 @@ ALONE: Final = 0  # the node id of a broker that did not join a cluster
 Chosen = Mapping[int, Sequence[int]]
 """The replicas of partitions for which somebody chose them."""
 ANYWHERE: Final[Chosen] = {}
+
+
+class NewTopic(NamedTuple):
+    """What is asked for. `replication_factor`: by default that of `replicas`, or the broker's."""
+
+    name: str
+    partitions: int
+    config: Mapping[str, ConfigValue]
+    replication_factor: int | None = None
+    replicas: Chosen = ANYWHERE
 
 
 def choose_factor(

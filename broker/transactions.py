@@ -27,6 +27,7 @@ from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.offset_log import append_records, stored_records
 from tierlog.broker.partition import Partition
 from tierlog.broker.settings import BrokerSettings
+from tierlog.broker.topic_replicas import NewTopic
 from tierlog.broker.transaction_coordinator.coordinator import (
     NONE,
     Outcome,
@@ -100,10 +101,12 @@ class Transactions:
         )
         self.log = CoordinatorLog(
             topics,
-            TOPIC,
-            CONFIG,
-            partitions=settings.transaction_state_log_num_partitions or 1,
-            replication_factor=settings.transaction_state_log_replication_factor,
+            NewTopic(
+                TOPIC,
+                settings.transaction_state_log_num_partitions or 1,
+                CONFIG,
+                settings.transaction_state_log_replication_factor,
+            ),
             load=lambda partition: self.coordinator.load(_newest_values(partition)),
             forget=self.coordinator.forget_ids,
             clock=clock,

@@ -10,13 +10,14 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from tierlog.api.kafka.calls import Call
 from tierlog.api.kafka.config_entries import entries_of
 from tierlog.api.kafka.error_codes import Code, Refused, code_of, text_of
 from tierlog.api.kafka.partitions import ADMINISTERING, NO_ID, topic_of, topic_of_id
 from tierlog.broker.internal_topics import check_may_alter, check_may_create, check_may_delete
+from tierlog.broker.topic_replicas import NewTopic
 from tierlog.broker.topics import Topic
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.record_format.checkpoint_files import parse_topic_id
@@ -73,24 +74,25 @@ async def _create(
     call.session.grant.check_topic(name)
     call.session.grant.check_scopes(ADMINISTERING)
     check_may_create(name)
-    asked: Any = {
-        "partitions": _partition_count(call, wanted),
-        "config": _config_of(wanted),
-        "replication_factor": _factor_of(wanted),
-        "replicas": {one.partition_index: one.broker_ids for one in wanted.assignments},
-    }
+    asked = NewTopic(
+        name,
+        _partition_count(call, wanted),
+        _config_of(wanted),
+        _factor_of(wanted),
+        {one.partition_index: one.broker_ids for one in wanted.assignments},
+    )
     if validate_only:
-        factor = broker.check_new_topic(name, **asked)
-        topic_id, effective = uuid.uuid4().bytes, LogConfig.parse(asked["config"])
+        factor = broker.check_new_topic(asked)
+        topic_id, effective = uuid.uuid4().bytes, LogConfig.parse(asked.config)
     else:
-        await call.context.write(broker.create_topic, name, **asked)
+        await call.context.write(broker.create_topic, **asked._asdict())
         topic = broker.topic(name)
         topic_id, effective = parse_topic_id(topic.record.topic_id).bytes, topic.config
         factor = topic.record.replication_factor
     return CreateTopicsResponse.CreatableTopicResult(
         name=name,
         topic_id=topic_id,
-        num_partitions=asked["partitions"],
+        num_partitions=asked.partitions,
         replication_factor=factor,
         configs=[
             CreateTopicsResponse.CreatableTopicConfigs(

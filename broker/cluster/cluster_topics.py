@@ -30,6 +30,7 @@ from tierlog.broker.topic_registry import TopicRecord, TopicRegistry
 from tierlog.broker.topic_replicas import (
     ANYWHERE,
     Chosen,
+    NewTopic,
     check_min_in_sync,
     choose_factor,
 )
@@ -79,20 +80,13 @@ class ClusterTopics:
         # A topic is new here, or has more partitions; or it was deleted.
         self.on_followed: Callable[[TopicRecord, bool], None] = lambda *_: None
 
-    def create(
-        self,
-        name: str,
-        *,
-        partitions: int,
-        config: Mapping[str, ConfigValue],
-        replication_factor: int | None = None,
-        replicas: Chosen = ANYWHERE,
-    ) -> Topic:
+    def create(self, wanted: NewTopic) -> Topic:
         """Raises what `LiveTopics.create` does, and StoreUnavailable."""
+        name, partitions = wanted.name, wanted.partitions
         check_topic_name(name)
         check_partition_count(partitions)
-        factor = self.choose_factor(replication_factor, replicas)
-        parsed = _checked(LogConfig.parse(config), factor=factor, given=config)
+        factor = self.choose_factor(wanted.replication_factor, wanted.replicas)
+        parsed = _checked(LogConfig.parse(wanted.config), factor=factor, given=wanted.config)
         self._bucket.store_status.require_store()
         topic_id, now_ms = new_id(), self._clock()
 
@@ -108,7 +102,8 @@ class ClusterTopics:
                 created_ms=max(now_ms, before.created_ms + 1 if before is not None else 0),
             )
 
-        return self._carry_out(self.names.change_name(name, taken), range(partitions), replicas)
+        named = self.names.change_name(name, taken)
+        return self._carry_out(named, range(partitions), wanted.replicas)
 
     def alter(
         self,
@@ -190,27 +185,19 @@ class ClusterTopics:
         self.follow(self.names.change_name(name, freed))
         self._news.tell_all([name])
 
-    def ensure(
-        self,
-        name: str,
-        *,
-        partitions: int,
-        config: Mapping[str, ConfigValue],
-        replication_factor: int | None = None,
-    ) -> None:
+    def ensure(self, wanted: NewTopic) -> None:
         """Create it unless another broker has, and know it here. Raises LeaderUnknown while there
         are fewer brokers than it is to have replicas.
         """
-        self.follow_names([name])
-        if self._topics.registry.by_name(name) is None:
-            factor = replication_factor
+        self.follow_names([wanted.name])
+        if self._topics.registry.by_name(wanted.name) is None:
             try:
-                self.create(name, partitions=partitions, config=config, replication_factor=factor)
+                self.create(wanted)
             except InvalidReplicationFactor as error:
-                raise LeaderUnknown(f"{name} cannot be created yet: {error}") from error
+                raise LeaderUnknown(f"{wanted.name} cannot be created yet: {error}") from error
             except TopicExists:
                 pass  # another broker was faster
-            self.follow_names([name])
+            self.follow_names([wanted.name])
 
     def choose_factor(self, given: int | None, replicas: Chosen) -> int:
         """The replication factor of a new topic. Raises InvalidReplicationFactor,

@@ -32,6 +32,7 @@ from tierlog.broker.schema_registry.formats import (
     parse_schema,
     problems_with_earlier,
 )
+from tierlog.broker.topic_replicas import NewTopic
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.record_format.errors import (
     IncompatibleSchema,
@@ -161,7 +162,7 @@ class SchemaRegistry:
         """Append what is decided on the state; again if others have appended meanwhile. No rows:
         nothing is to be changed.
         """
-        self._topics.ensure(TOPIC, CONFIG)
+        self._topics.ensure(NewTopic(TOPIC, 1, CONFIG))
         for _ in range(_ATTEMPTS):
             with self._lock:
                 partition = self._follow()
