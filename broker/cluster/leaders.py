@@ -4,6 +4,8 @@
   costs a request that another broker refuses, never a record.
 * A broker reports all that it leads, and a new report replaces its last one. If two say that they
   lead a partition, the one with the higher leader epoch does.
+* What is being changed of a partition's replicas goes on while nobody leads it, and is remembered
+  until somebody says that they do.
 """
 
 from __future__ import annotations
@@ -32,6 +34,10 @@ class LedPartition(NamedTuple):
     removing: tuple[int, ...] = ()
     has_store: bool = False
 
+    @property
+    def changes(self) -> bool:
+        return bool(self.adding or self.removing)
+
 
 Report = Mapping[TopicIdPartition, LedPartition]
 """Everything that a broker leads."""
@@ -59,11 +65,16 @@ class Leaders:
         self._lock = threading.RLock()
         self._reports: dict[int, Report] = {}
         self._gone: dict[int, Report] = {}  # what brokers said last that are gone
+        self._left: dict[
+            TopicIdPartition, LedPartition
+        ] = {}  # what is being changed of what nobody leads
 
     def put_report(self, node_id: int, report: Report) -> None:
         with self._lock:
+            self._remember(self._reports.get(node_id, {}))
             self._reports = {**self._reports, node_id: report}
             self._gone = {one: report for one, report in self._gone.items() if one != node_id}
+            self._forget_what_is_led()
 
     def put_led(self, node_id: int, place: TopicIdPartition, led: LedPartition | None) -> None:
         """Only this has changed of what the broker leads; None: it does not lead it any more."""
@@ -79,8 +90,41 @@ class Leaders:
         """The other brokers are gone: what they said is good for showing alone."""
         with self._lock:
             kept, reports = set(node_ids), self._reports
-            self._gone |= {one: report for one, report in reports.items() if one not in kept}
+            gone = {one: report for one, report in reports.items() if one not in kept}
+            for report in gone.values():
+                self._remember(report)
+            self._gone |= gone
             self._reports = {one: report for one, report in reports.items() if one in kept}
+            self._forget_what_is_led()
+
+    def put_replicas(
+        self,
+        node_id: int,
+        place: TopicIdPartition,
+        *,
+        replicas: Iterable[int],
+        adding: Iterable[int],
+        removing: Iterable[int],
+    ) -> None:
+        """What the broker has just answered: it may not lead it any more when it reports next."""
+        with self._lock:
+            led = self._reports.get(node_id, {}).get(place)
+            if led is not None:
+                changed = led._replace(
+                    replicas=tuple(replicas), adding=tuple(adding), removing=tuple(removing)
+                )
+                self.put_led(node_id, place, changed)
+
+    def _remember(self, report: Report) -> None:
+        self._left = self._left | {place: led for place, led in report.items() if led.changes}
+
+    def _forget_what_is_led(self) -> None:
+        reports = self._reports.values()
+        self._left = {
+            place: led
+            for place, led in self._left.items()
+            if not any(place in report for report in reports)
+        }
 
     def find_leader(self, place: TopicIdPartition) -> Leader | None:
         return _newest(self._reports, place)
@@ -100,6 +144,12 @@ class Leaders:
                 if led.replicas and (place not in found or led > found[place]):
                     found[place] = led
         return found
+
+    def changing(self) -> dict[TopicIdPartition, LedPartition]:
+        """Whose replicas are being changed, also of what nobody leads at the moment."""
+        with self._lock:
+            sets = self.sets()
+            return {place: led for place, led in (self._left | sets).items() if led.changes}
 
     def count_replicas(self) -> Counter[int]:
         """How many partitions each broker has, by node id, of those that are led."""

@@ -77,18 +77,18 @@ class Reassignments:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def list_ongoing(self) -> dict[TopicIdPartition, Ongoing]:
-        """Of all partitions that are led."""
+        """Of all partitions of topics that there are, also while nobody leads them."""
         self._look()
         found = {
             place: Ongoing(led.replicas, led.adding, led.removing)
-            for place, led in self._leaders.sets().items()
-            if led.adding or led.removing
+            for place, led in self._leaders.changing().items()
         }
         for place, target in self._targets.copy().items():
             leader = self._leaders.find_leader(place)
             now = [leader.node_id] if leader is not None and leader.node_id != target else []
             found[place] = Ongoing([target, *now], [target], now)
-        return found
+        live = {topic.record.topic_id for topic in self._topics}
+        return {place: one for place, one in found.items() if place[0] in live}
 
     def begin(self, place: TopicIdPartition, node_ids: Sequence[int]) -> None:
         """A later one replaces one that goes on. Raises InvalidReplicaAssignment, and what
@@ -124,7 +124,14 @@ class Reassignments:
         """Its leader may be changing, or be changing the set."""
         for left in reversed(range(ATTEMPTS)):
             try:
-                self._moves.reassign(place, node_ids)
+                now = self._moves.reassign(place, node_ids)
+                self._leaders.put_replicas(
+                    now.leader,
+                    place,
+                    replicas=now.replicas,
+                    adding=now.adding,
+                    removing=now.removing,
+                )
                 return
             except RetriableError:
                 if not left or self._is_stopping.wait(ASK_AGAIN_S):

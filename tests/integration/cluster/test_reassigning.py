@@ -152,6 +152,20 @@ def test_whoever_leads_next_goes_on_with_it(cluster: BrokerCluster) -> None:
     check_whole(cluster, 10)
 
 
+def test_it_is_listed_while_nobody_leads_the_partition(cluster: BrokerCluster) -> None:
+    """`kafka-reassign-partitions.sh --verify` would say that it is complete."""
+    stuck(cluster, [3, 1, 2])
+    place, old = place_of(cluster), cluster.leader("flights", 0)
+    asked = reassignments_of(cluster.running[1])
+    cluster.lose(old)
+    listed = [asked.list_ongoing().get(place)]
+    until(lambda: listed.append(asked.list_ongoing().get(place)) or is_led(cluster, "flights", 0))
+    assert {one and tuple(one.adding) for one in listed} == {(3,)}
+    cluster.lines["d"].is_cut = False
+    until(lambda: asked.list_ongoing() == {}, patience_s=30)
+    assert is_settled(cluster, [3, 1, 2])
+
+
 def test_one_that_is_cancelled_ends_although_a_replica_of_before_is_gone(
     cluster: BrokerCluster,
 ) -> None:

@@ -31,6 +31,7 @@ def three_brokers(root: Path, *flags: str) -> Iterator[list[BrokerProcess]]:
             folder.mkdir()
             joins = ("--join", "--node-id", str(node_id), *flags)
             brokers.append(BrokerProcess(folder, *joins, store=store).start())
+        until(lambda: all(living(one) == 3 for one in brokers), patience_s=60)
         yield brokers
     finally:
         for broker in brokers:
@@ -41,6 +42,12 @@ def call(method: str, url: str, **given: Any) -> Any:
     answer = httpx2.request(method, url, timeout=300, **given)
     assert answer.status_code < 300, f"{url}: {answer.status_code} {answer.text}"
     return answer.json()
+
+
+def living(broker: BrokerProcess) -> int:
+    """How many brokers it knows that live."""
+    shown = call("GET", f"{broker.url}/v1/cluster")["brokers"]
+    return sum(one["is_alive"] for one in shown)
 
 
 def size_of(broker: BrokerProcess) -> int:
