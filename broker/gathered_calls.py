@@ -51,8 +51,8 @@ class GatheredCalls(Generic[To, Asked, Answer]):
             self._sending.add(to)
         try:
             self._threads.submit(self._send_all, to)
-        except RuntimeError:
-            done.set_exception(ShuttingDown("the broker stops"))
+        except ShuttingDown as error:
+            done.set_exception(error)
         return done
 
     def _send_all(self, to: To) -> None:

@@ -69,8 +69,8 @@ class TransactionPeers:
         done: Future[None] = begun()
         try:
             self._threads.submit(self._ask, done, url, part)
-        except RuntimeError:
-            done.set_exception(ShuttingDown("the broker stops"))
+        except ShuttingDown as error:
+            done.set_exception(error)
         return done
 
     def _ask(self, done: Future[None], url: str, part: TransactionPart) -> None:

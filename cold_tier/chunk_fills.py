@@ -116,7 +116,7 @@ class ChunkFills:
                 return True
             if self._read_aheads >= self._read_ahead_max:
                 return False
-            self._filling[chunk.key] = _Fill(self._submit(self._fill_ahead, chunk))
+            self._filling[chunk.key] = _Fill(self._pool.submit(self._fill_ahead, chunk))
             self._read_aheads += 1
         return True
 
@@ -128,17 +128,11 @@ class ChunkFills:
         with self._lock:
             filling = self._filling.get(chunk.key)
             if filling is None and chunk not in self._cache:
-                future = self._submit(partial(self._fill, space_wait_s=space_wait_s), chunk)
+                future = self._pool.submit(partial(self._fill, space_wait_s=space_wait_s), chunk)
                 filling = self._filling[chunk.key] = _Fill(future, space_wait_s)
             if filling is not None:
                 filling.readers += 1
             return filling
-
-    def _submit(self, fill: Callable[[ChunkRef], OpenFile], chunk: ChunkRef) -> Future[OpenFile]:
-        try:
-            return self._pool.submit(fill, chunk)
-        except RuntimeError as error:  # which a pool that was shut down raises
-            raise ShuttingDown("cold reads have ended") from error
 
     def _fill_ahead(self, chunk: ChunkRef) -> OpenFile:
         file = None
@@ -296,7 +290,7 @@ class Prefetcher:
             return False
         try:
             self._pool.submit(self._fetch_beyond, iter(following), chunks)
-        except RuntimeError:  # which a pool that was shut down raises
+        except ShuttingDown:
             self._slots.release()
             return False
         return True

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from tierlog.record_format.errors import TooManyThreads
+from tierlog.record_format.errors import ShuttingDown, TooManyThreads
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Threads(Executor):
             raise TooManyThreads(text) from error
 
     def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Raises RuntimeError after `shutdown`; in that case alone the call will not be made."""
+        """Raises ShuttingDown after `shutdown`; in that case alone the call will not be made."""
         future: Future[T] = Future()
         self._hand_over(future, partial(call, *args, **kwargs))
         return future
@@ -93,7 +93,7 @@ class Threads(Executor):
     def _hand_over(self, future: Future[Any] | None, call: Callable[[], Any]) -> None:
         with self._lock:
             if self._is_shut_down:
-                raise RuntimeError(f"the threads {self._name} are shut down")
+                raise ShuttingDown(f"the broker stops: its threads {self._name} are shut down")
             self._calls.append((future, call))
             self._unfinished += 1
             if self._idle:

@@ -237,7 +237,7 @@ class GroupCommit:
     def _run_in_thread(self, work: Callable[[], None]) -> None:
         try:
             self._start(work)
-        except RuntimeError:  # the threads were shut down while the disk hung
+        except ShuttingDown:  # while the disk hung
             work()
 
     # --- writing ----------------------------------------------------------------------------------

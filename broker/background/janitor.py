@@ -327,9 +327,9 @@ class BucketTrims:
             _check_in_time(ahead.wait(_left_s(deadline_s)))
         try:
             trimming = self._threads.submit(self._trim, partition, done)
-        except RuntimeError as error:  # the pool was shut down
+        except ShuttingDown:
             self._in_progress.pop(partition, None)
-            raise ShuttingDown(str(error)) from error
+            raise
         try:
             _check_in_time(wait([trimming], _left_s(deadline_s)).done)
             trimming.result()

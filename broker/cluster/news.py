@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import CancelledError, Future, wait
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from tierlog.broker.cluster.members import Member, Members
 from tierlog.broker.cluster.peers import LeaderReport, Peers
 from tierlog.broker.data_folder import TopicIdPartition
 from tierlog.host.threads import Threads
-from tierlog.record_format.errors import TierlogError
+from tierlog.record_format.errors import ShuttingDown, TierlogError
 
 log = structlog.get_logger(__name__)
 
@@ -64,7 +64,7 @@ class News:
         made = [self._threads.submit(call) for call in calls]
         wait(made)
         for one in made:
-            one.result()
+            _result_of(one)
 
     def folders(self) -> dict[int, str]:
         """The data folders of all brokers, by node id."""
@@ -144,7 +144,7 @@ class News:
                 self._asked[one.node_id] = self._threads.submit(self._speak, one, ask)
         for one in others:
             if one.node_id not in silent:
-                self._asked[one.node_id].result()
+                _result_of(self._asked[one.node_id])
         wait([self._asked[one.node_id] for one in others], timeout=BRIEFLY_S)
         self._leaders.keep_only([one.node_id for one in self._members.members() if one.is_alive])
         self.note_own()
@@ -167,3 +167,11 @@ class News:
             return False
         self._leaders.put_report(other.node_id, report.led)
         return True
+
+
+def _result_of(call: Future[Any]) -> None:
+    """Raises what the call raised, and ShuttingDown if it will not be made."""
+    try:
+        call.result()
+    except CancelledError as error:
+        raise ShuttingDown("the broker stops") from error

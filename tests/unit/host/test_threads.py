@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes.waiting import until
 from tierlog.host.threads import Threads
-from tierlog.record_format.errors import TooManyThreads
+from tierlog.record_format.errors import ShuttingDown, TooManyThreads
 
 
 def count(name: str) -> int:
@@ -96,7 +96,7 @@ def test_a_shutdown_makes_the_calls_that_wait_or_cancels_them() -> None:
         waiting = threads.submit(int)
         assert begun.wait(5)
         threads.shutdown(wait=False, cancel_futures=cancels)
-        with pytest.raises(RuntimeError, match="shut down"):
+        with pytest.raises(ShuttingDown, match="threads some are shut down"):
             threads.submit(int)
         release.set()
         threads.shutdown()
