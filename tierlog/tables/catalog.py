@@ -167,7 +167,9 @@ def table_name(text: str | None, topic: str) -> Name:
         return NAMESPACE, re.sub(r"[^a-z0-9_]", "_", topic.lower())
     name = tuple(text.split("."))
     if len(name) < 2 or not all(name):
-        raise InvalidRequest(f"table {text!r}: expected NAMESPACE.NAME")
+        raise InvalidRequest(
+            f"table {text!r}: expected NAMESPACE.NAME, as in {NAMESPACE}.{name[-1] or 'flights'}"
+        )
     return name
 
 
@@ -202,7 +204,9 @@ def create_table(
                 name, schema, partition_spec=PartitionSpec(by_day), properties=properties
             )
         except TableAlreadyExistsError:
-            raise TableExists(f"there is a table {dotted(name)} already") from None
+            raise TableExists(
+                f"there is a table {dotted(name)} already: --table gives this one another name"
+            ) from None
 
 
 def load_table(catalog: Catalog, name: Name) -> Table:
@@ -392,7 +396,10 @@ def _answers(name: Name) -> Iterator[None]:
     try:
         yield
     except (NoSuchTableError, NoSuchNamespaceError):
-        raise UnknownTable(f"the catalog has no table {dotted(name)}") from None
+        raise UnknownTable(
+            f"the catalog has no table {dotted(name)}: tierlog table create makes one of a topic, "
+            "and tierlog table list shows those that there are"
+        ) from None
     except _UNAVAILABLE as error:
         where = f"table {dotted(name)}: " if name else "catalog: "
         raise CatalogUnavailable(f"{where}{_line(error)}") from error

@@ -148,9 +148,9 @@ class TableSync:
     def _plan(self, position: Position) -> tuple[Position, list[Sequence[OffsetRange]]]:
         """The position with all partitions, and what follows it in steps."""
         planner = Planner(self.options, report=lambda _: None, warn=self.log)
+        for topic in planner.catalog.topics():  # first: of another topic the offsets say nothing
+            position.check_topic(topic.name, topic.topic_id)
         ranges = planner.ranges({self.topic: position.offsets})
-        for one in ranges:
-            position.check_topic(self.topic, one.facts.topic_id)
         steps = split_into_steps(
             ranges,
             planner.splits(ranges),

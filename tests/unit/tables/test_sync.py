@@ -1,6 +1,7 @@
 """A topic's table has each committed record once, whatever becomes of those who write it."""
 
 import errno
+import json
 import re
 import shutil
 from datetime import datetime
@@ -116,7 +117,9 @@ def add_a_file_of_another(table):
 def test_a_topic_that_was_created_anew_is_refused_before_anything_is_read(table):
     table.run()
     loaded = table.load()
-    text = loaded.properties[PROPERTY].replace("id-of-many", "id-of-another")
+    position = json.loads(loaded.properties[PROPERTY])
+    longer = {one: end + 1000 for one, end in position["offsets"].items()}
+    text = json.dumps(position | {"topic_id": "id-of-another", "offsets": longer})
     loaded.transaction().set_properties({PROPERTY: text}).commit_transaction()
     with pytest.raises(OtherTopic, match=r"re-created \(its id is id-of-many, the table's"):
         table.run()
