@@ -370,6 +370,11 @@ def constant_columns(
     return columns
 
 
+def offset_column(first: int, rows: int) -> pa.Array:
+    """Consecutive offsets."""
+    return _numbers(pa.int64(), np.arange(first, first + rows, dtype=np.int64), rows)
+
+
 def _numbers(kind: pa.DataType, values: Array, rows: int) -> pa.Array:
     return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(values[:rows])], null_count=0)
 

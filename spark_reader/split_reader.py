@@ -9,7 +9,8 @@
   checksum when it is decoded.
 * Missing objects or offsets are data loss, and handled by the run's policy.
 * If no column differs within a split, as topic and partition do not, its rows are counted: by the
-  chunk table, or by batch headers where a chunk is wanted in part or has transactions.
+  chunk table, or by batch headers where a chunk is wanted in part or has transactions. Offsets are
+  told by the chunk table too, where a chunk has all from its first to its last.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import cache
-from itertools import islice
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -28,7 +29,7 @@ import pyarrow as pa
 from tierlog.client.wire import Limits
 from tierlog.cold_tier.ranged_reader import read_chunk
 from tierlog.record_format.arrow import ArrowDecoder, DecodeRequest, batch_of
-from tierlog.record_format.arrow_columns import constant_columns, schema_of
+from tierlog.record_format.arrow_columns import constant_columns, offset_column, schema_of
 from tierlog.record_format.errors import (
     MissingObject,
     OffsetOutOfRange,
@@ -62,6 +63,7 @@ KEPT_BUFFER_BYTES: Final = 16 * 1024 * 1024  # twice the usual size of a chunk
 KEPT_BUFFERS: Final = 8  # two of each split that is being read
 
 _COUNTED: Final = frozenset(("topic", "partition"))
+_TOLD: Final = _COUNTED | {"offset"}
 
 T = TypeVar("T")
 
@@ -119,6 +121,7 @@ class SplitReader:
             self._schema = schema_of(columns, options.values.type)
             self._decoded = tuple(dict.fromkeys((*columns, "offset")))  # which errors name
         self._only_counts = _COUNTED.issuperset(columns)
+        self._only_told = _TOLD.issuperset(columns)
         self._loss = DataLossPolicy(options.fail_on_data_loss, warn)
 
     def read_split(self, split: Split) -> Iterator[pa.RecordBatch]:
@@ -127,6 +130,8 @@ class SplitReader:
         """
         if self._only_counts:
             yield from _counted(split, self._columns, self._count_rows(split))
+        elif self._only_told and split.is_cold:
+            yield from self._told(split)
         else:
             found = self._read_chunks(split, split.chunks, ArrowDecoder.decode)
             yield from found if self._decoded is self._columns else self._with_values(split, found)
@@ -144,9 +149,30 @@ class SplitReader:
 
     def planned_bytes(self, split: Split) -> int:
         """What reading a split fetches; an estimate for the tail."""
-        if self._only_counts and split.is_cold:
-            return sum(piece.ref.size_bytes for piece in self._uncounted(split))
+        if self._only_told and split.is_cold:
+            read = self._uncounted(split) if self._only_counts else self._untold(split)
+            return sum(piece.ref.size_bytes for piece in read)
         return split.size_bytes
+
+    def _told(self, split: Split) -> Iterator[pa.RecordBatch]:
+        """The rows of a split, of which at most offsets are wanted."""
+        untold = set(self._untold(split))
+        for is_untold, pieces in groupby(split.chunks, untold.__contains__):
+            if is_untold:
+                yield from self._read_chunks(split, list(pieces), ArrowDecoder.decode)
+            else:
+                for piece in pieces:
+                    yield from _consecutive(split, self._columns, piece)
+
+    def _untold(self, split: Split) -> list[ChunkPiece]:
+        """The chunks that have to be read to know which offsets are wanted."""
+        uncounted = set(self._uncounted(split))
+        return [
+            piece
+            for piece in split.chunks
+            if piece in uncounted
+            or piece.chunk.record_count != piece.chunk.last_offset + 1 - piece.chunk.first_offset
+        ]
 
     def _count_rows(self, split: Split) -> int:
         uncounted = self._uncounted(split)
@@ -278,6 +304,18 @@ def _counted(split: Split, columns: tuple[str, ...], rows: int) -> Iterator[pa.R
     whole = batch_of([arrays[name] for name in columns], schema_of(columns), rows=at_once)
     for start in range(0, rows, COUNTED_ROWS):
         yield whole.slice(0, rows - start)
+
+
+def _consecutive(
+    split: Split, columns: tuple[str, ...], piece: ChunkPiece
+) -> Iterator[pa.RecordBatch]:
+    """A row for each offset of a chunk."""
+    end = piece.chunk.last_offset + 1
+    for start in range(piece.chunk.first_offset, end, COUNTED_ROWS):
+        rows = min(COUNTED_ROWS, end - start)
+        arrays = constant_columns(columns, topic=split.topic, partition=split.partition, rows=rows)
+        arrays["offset"] = offset_column(start, rows)
+        yield batch_of([arrays[name] for name in columns], schema_of(columns), rows=rows)
 
 
 def read_in_order(

@@ -327,7 +327,7 @@ def test_a_replay_of_ten_minute_uploads_takes_a_twentieth_of_the_requests(harnes
     def replay():
         requests.clear()
         store = harness.root / "bucket"
-        rows = dataset("t", store=store, tier="cold", threads=1).to_table(columns=["offset"])
+        rows = dataset("t", store=store, tier="cold", threads=1).to_table()
         return rows["offset"].to_pylist(), len(requests)
 
     before, small = replay()

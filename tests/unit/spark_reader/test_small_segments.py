@@ -111,7 +111,7 @@ def test_one_percent_by_startings_timestamps_reads_as_little(four):
 
 def test_a_scan_of_all_has_one_request_for_the_log_of_each_segment(four, tmp_path):
     fresh = put_small(tmp_path, segments=4, batches=100)
-    rows, used = fresh.read(columns=["offset"])
+    rows, used = fresh.read(columns=["value"])
     assert len(rows) == fresh.records
     assert used.requests == 4 + 4  # their indexes, too
 
@@ -133,6 +133,16 @@ def test_counting_a_half_of_a_segment_reads_the_spans_at_its_ends(four, where):
     used = four.usage()
     assert used.requests - before.requests == 2
     assert used.received_bytes - before.received_bytes <= 0.02 * four.log_bytes
+
+
+def test_offsets_are_told_by_the_chunk_table_alone(four):
+    four.read(columns=[])
+    rows, used = four.read(columns=["offset", "partition"])
+    assert rows["offset"].to_pylist() == list(range(four.records))
+    assert used == Usage()
+    rows, used = four.read(columns=["offset"], filter=between(155, 855))
+    assert rows["offset"].to_pylist() == list(range(155, 855))
+    assert used.received_bytes <= 0.02 * four.log_bytes
 
 
 def test_segments_that_cannot_match_cost_no_request(tmp_path):
