@@ -13,7 +13,8 @@ Rules that keep it honest:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -262,12 +263,12 @@ SCHEMA: Final = pa.schema(
 COLUMNS: Final[tuple[str, ...]] = tuple(SCHEMA.names)
 
 
-def schema_of(names: Iterable[str], value_type: pa.DataType | None = None) -> pa.Schema:
-    """These columns, of which `value` has this type, unless it is bytes."""
+def schema_of(
+    names: Iterable[str], types: Mapping[str, pa.DataType] = MappingProxyType({})
+) -> pa.Schema:
+    """These columns, of these types where they are not as usual."""
     fields = [SCHEMA.field(name) for name in names]
-    if value_type is not None:
-        fields = [one.with_type(value_type) if one.name == "value" else one for one in fields]
-    return pa.schema(fields)
+    return pa.schema([one.with_type(types.get(one.name, one.type)) for one in fields])
 
 
 _WANTS: Final = {

@@ -139,8 +139,8 @@ class AvroColumns:
         if kind in ("record", "error"):
             if schema["name"] in within:
                 raise InvalidOption(
-                    f"valueSchema: {path or '/'} of the schema contains itself ({schema['name']}), "
-                    "which columns cannot: read `value` as bytes"
+                    f"{path or '/'} of the schema contains itself ({schema['name']}), "
+                    "which columns cannot: read bytes"
                 )
             fields = [(field["name"], field["type"]) for field in schema["fields"]]
             return self._struct(fields, path, within | {schema["name"]})

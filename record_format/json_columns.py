@@ -36,8 +36,7 @@ class JsonColumns:
         found = self._type(document, "", ())
         if found is None:
             raise InvalidOption(
-                "valueSchema: the JSON Schema names no one type with columns for a value: read "
-                "`value` as bytes"
+                "the JSON Schema names no one type with columns for a value: read bytes"
             )
         self.type = found
         self._schema = pa.schema([("v", found)])

@@ -102,10 +102,7 @@ class ProtoColumns:
         self._add_message(self._message, _Operation(kernel.MESSAGE, 0), "", frozenset())
         self.type = self._nodes[0].type
         if not self.type.num_fields:
-            raise InvalidOption(
-                f"valueSchema: the message {self._message.full_name} has no fields: read `value` "
-                "as bytes"
-            )
+            raise InvalidOption(f"the message {self._message.full_name} has no fields: read bytes")
         self._ops = [
             op._replace(oneof=op.oneof + len(self._ops) if op.oneof >= 0 else -1)
             for op in self._ops
@@ -206,8 +203,8 @@ class ProtoColumns:
         """Its node; those below it follow, as do their operations its own."""
         if message.full_name in within:
             raise InvalidOption(
-                f"valueSchema: {path or '/'} of the schema contains itself ({message.full_name}), "
-                "which columns cannot: read `value` as bytes"
+                f"{path or '/'} of the schema contains itself ({message.full_name}), "
+                "which columns cannot: read bytes"
             )
         within |= {message.full_name}
         node, op = len(self._nodes), self._add(operation, path)
@@ -326,7 +323,7 @@ def _linked(text: str, dependencies: Sequence[tuple[str, str]]) -> ProtoFile:
     try:
         return ProtoFile(describe(text), dependencies)
     except Malformed as error:  # another registry took it
-        raise InvalidOption(f"valueSchema: the schema is no .proto file: {error}") from error
+        raise InvalidOption(f"the schema is no .proto file: {error}") from error
 
 
 def _messages(file: ProtoFile) -> Iterator[tuple[tuple[int, ...], Any]]:
@@ -344,14 +341,12 @@ def _find(file: ProtoFile, name: str | None) -> Any:
     package = file.description.package
     found = {str(one.full_name): one for _, one in _messages(file)}
     if not found:
-        raise InvalidOption("valueSchema: the schema has no message")
+        raise InvalidOption("the schema has no message")
     if name is None:
         return next(iter(found.values()))
     message = found.get(name, found.get(f"{package}.{name}"))
     if message is None:
-        raise InvalidOption(
-            f"valueMessage: the schema has no message {name!r}; it has {', '.join(found)}"[:1000]
-        )
+        raise InvalidOption(f"the schema has no message {name!r}; it has {', '.join(found)}"[:1000])
     return message
 
 

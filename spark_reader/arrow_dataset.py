@@ -70,6 +70,7 @@ def dataset(
     *,
     store: str | PathLike[str] | None = None,
     server: str | None = None,
+    key_schema: str | int | None = None,
     value_schema: str | int | None = None,
     on_data_loss: Callable[[str], None] | None = None,
     threads: int | None = None,
@@ -89,8 +90,8 @@ def dataset(
     paths, and None means not given. With `failOnDataLoss=False`, `on_data_loss` is called with a
     description of what is missing (default: print to standard error).
 
-    `value_schema` makes columns of what is in values: `latest`, `registry` or the id of a schema
-    (docs/guides/schemas.md). The schema is looked up now.
+    `value_schema` makes columns of what is in values, `key_schema` of what is in keys: `latest`,
+    `registry` or the id of a schema (docs/guides/schemas.md). The schemas are looked up now.
 
     A scan reads splits of about 16 MiB in `threads` (default: the machine's cores, at most 4), and
     its rows come in order: by partition, then by offset. While they do, about `readahead_bytes` of
@@ -98,7 +99,8 @@ def dataset(
 
     Raises InvalidOption, UnknownTopic and others now; DataLoss and CorruptDataError while reading.
     """
-    parsed, schema = _parse(topics, store, server, options, value_schema)
+    options |= {"keySchema": key_schema, "valueSchema": value_schema}
+    parsed, schema = _parse(topics, store, server, options)
     if threads is None:
         threads = min(THREADS_MAX, os.cpu_count() or 1)
     ahead = Ahead(threads, readahead_bytes)
@@ -115,6 +117,7 @@ def read_arrow(
     *,
     store: str | PathLike[str] | None = None,
     server: str | None = None,
+    key_schema: str | int | None = None,
     value_schema: str | int | None = None,
     columns: str | Sequence[str] | None = None,
     on_data_loss: Callable[[str], None] | None = None,
@@ -126,7 +129,8 @@ def read_arrow(
     `includeHeaders` is set. All else is as for `dataset`; the read is planned now, and rows are
     read as the reader is consumed.
     """
-    parsed, schema = _parse(topics, store, server, options, value_schema)
+    options |= {"keySchema": key_schema, "valueSchema": value_schema}
+    parsed, schema = _parse(topics, store, server, options)
     wanted = tuple(schema.names if columns is None else _each(columns))
     _check_columns(wanted)
     warn = on_data_loss or log_to_stderr
@@ -230,7 +234,9 @@ class TopicDataset(ds.InMemoryDataset):  # type: ignore[misc]
         wanted = self._columns_to_read(columns, where)
         chosen = self.schema.names if columns is None else columns
         scan = _Scan(options, wanted, bounds, where, chosen, self._warn)
-        keys = None if where is None else keys_of(where, _schema(COLUMNS, self._options))
+        keys = None
+        if where is not None and "key" not in options.readings:
+            keys = keys_of(where, _schema(COLUMNS, options))
         return scan, planner.splits(ranges, Filters(bounds, keys=keys))
 
     def _narrow(
@@ -358,7 +364,7 @@ class TopicScanner:
 
 
 def _schema(columns: Iterable[str], options: ReadOptions) -> pa.Schema:
-    return schema_of(columns, None if options.values is None else options.values.type)
+    return schema_of(columns, {name: one.type for name, one in options.readings.items()})
 
 
 def _parse(
@@ -366,22 +372,19 @@ def _parse(
     store: str | PathLike[str] | None,
     server: str | None,
     options: Mapping[str, Option | None],
-    value_schema: str | int | None,
 ) -> tuple[ReadOptions, pa.Schema]:
     """The parsed options, and the schema that they ask for. Raises InvalidOption, and what the
     registry raises.
     """
-    if value_schema is not None:
-        options = {**options, "valueSchema": str(value_schema)}
     given = _texts(topics, store, server, options)
     parsed = parse_options(given, streaming=False)
     for name in options:
         if name.lower() not in NAMES and not is_kafka_option(name):  # Spark may have others
             raise InvalidOption(f"there is no option {name!r}")
-    if parsed.value_schema is not None:
-        from tierlog.spark_reader.values import with_value_type  # few reads need it
+    if parsed.wanted:
+        from tierlog.spark_reader.values import find_readings  # few reads need it
 
-        parsed = with_value_type(parsed)
+        parsed = find_readings(parsed)
     return parsed, _schema(COLUMNS if wants_headers(given) else COLUMNS[:-1], parsed)
 
 

@@ -138,8 +138,15 @@ class TriggerLimits:
 NO_LIMITS: Final = TriggerLimits()
 
 
-class ValueReading(NamedTuple):
-    """The schema that values are read by, and the type of their column."""
+class Wanted(NamedTuple):
+    """By which schema keys, or values, are read, and of Protobuf as which message."""
+
+    schema: Literal["latest", "registry"] | int
+    message: str | None
+
+
+class Reading(NamedTuple):
+    """The schema that keys, or values, are read by, and the type of their column."""
 
     schema_id: int
     source: Source
@@ -148,7 +155,7 @@ class ValueReading(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """`values`: what `value_schema` stood for when the read began."""
+    """`wanted`: by column, `key` and `value`; `readings`: what it stood for when the read began."""
 
     access: Access
     choice: TopicChoice
@@ -162,13 +169,12 @@ class ReadOptions:
     pin: str | None = None
     single_query: bool = False
     trigger: TriggerLimits = field(default_factory=TriggerLimits)
-    value_schema: Literal["latest", "registry"] | int | None = None
-    value_message: str | None = None
+    wanted: Mapping[str, Wanted] = field(default_factory=dict)
     mode: Literal["failfast", "permissive"] = "failfast"
-    values: ValueReading | None = None
+    readings: Mapping[str, Reading] = field(default_factory=dict)
 
-    def with_values(self, values: ValueReading) -> ReadOptions:
-        return replace(self, values=values)
+    def with_readings(self, readings: Mapping[str, Reading]) -> ReadOptions:
+        return replace(self, readings=readings)
 
 
 _ISOLATION: Final = Option(read.one_of("read_uncommitted", "read_committed"))
@@ -205,6 +211,8 @@ _OPTIONS: Final[dict[str, Option]] = {
     "maxBytesPerTrigger": Option(read.size, uses=STREAM_ONLY),
     "failOnDataLoss": Option(read.boolean),
     "includeHeaders": Option(read.boolean),
+    "keySchema": Option(read.value_schema),
+    "keyMessage": Option(read.text),
     "valueSchema": Option(read.value_schema),
     "valueMessage": Option(read.text),
     "mode": Option(read.one_of("failfast", "permissive")),
@@ -229,7 +237,8 @@ _OF_VALUES: Final = frozenset(
         *("store", "endpoint", "region", "pathstyle"),
         *("accesskeyid", "secretaccesskey", "sessiontoken"),
         *("server", "token", "tokenfile", "cafile"),
-        *("subscribe", "subscribepattern", "assign", "tier", "valueschema", "valuemessage"),
+        *("subscribe", "subscribepattern", "assign", "tier"),
+        *("keyschema", "keymessage", "valueschema", "valuemessage"),
     )
 )
 
@@ -257,8 +266,7 @@ def parse_options(
         pin=values.get("pin"),
         single_query=values.get("singleQuery", False),
         trigger=_trigger(values),
-        value_schema=values.get("valueSchema"),
-        value_message=values.get("valueMessage"),
+        wanted=_wanted(values),
         mode=values.get("mode", "failfast"),
     )
     _check_together(options)
@@ -275,13 +283,24 @@ def wants_headers(given: Mapping[str, str]) -> bool:
 def parse_value_options(
     given: Mapping[str, str], s3a: S3ASettings | None = None
 ) -> ReadOptions | None:
-    """What of the options `valueSchema` needs, which Spark needs for the schema before it says what
-    the read is; None without that option. Raises InvalidOption.
+    """What of the options `keySchema` and `valueSchema` need, which Spark needs for the schema
+    before it says what the read is; None without those options. Raises InvalidOption.
     """
     needed = {name: text for name, text in given.items() if name.lower() in _OF_VALUES}
-    if not any(name.lower() == "valueschema" for name in needed):
+    if not any(name.lower() in {"keyschema", "valueschema"} for name in needed):
         return None
     return parse_options(needed, streaming=False, s3a=s3a)
+
+
+def _wanted(values: Mapping[str, Any]) -> dict[str, Wanted]:
+    found: dict[str, Wanted] = {}
+    for column in ("key", "value"):
+        schema, message = values.get(f"{column}Schema"), values.get(f"{column}Message")
+        if schema is not None:
+            found[column] = Wanted(schema, message)
+        elif message is not None:
+            raise InvalidOption(f"option {column}Message requires the option {column}Schema")
+    return found
 
 
 def access_of(values: Mapping[str, Any], s3a: S3ASettings | None = None) -> Access:
@@ -377,8 +396,6 @@ def _check_together(options: ReadOptions) -> None:
         )
     if access.store is None and (options.pin or options.manifest_versions):
         raise InvalidOption("options pin and manifestVersion require the option store")
-    if options.value_message is not None and options.value_schema is None:
-        raise InvalidOption("option valueMessage requires the option valueSchema")
     if options.pin and options.manifest_versions:
         raise InvalidOption("options pin and manifestVersion exclude each other")
     if trigger.max_offsets and trigger.min_offsets and trigger.min_offsets > trigger.max_offsets:

@@ -118,7 +118,9 @@ class Planner:
         facts, row_filter = wanted.facts, _within(wanted, filters.row_filter)
         start, end = row_filter.start_offset, row_filter.end_offset
         cold_end = min(end, facts.cold_end_offset)
-        chunks, aborted = self._cold(facts, row_filter._replace(end_offset=cold_end), filters.keys)
+        # What is in a key is no key: what says where keys are knows nothing of it.
+        keys = None if "key" in self._options.readings else filters.keys
+        chunks, aborted = self._cold(facts, row_filter._replace(end_offset=cold_end), keys)
         return PartitionWork(
             topic=facts.topic,
             topic_id=facts.topic_id,

@@ -34,7 +34,7 @@ from pyspark.sql.types import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tierlog.spark_reader.options import ReadOptions, ValueReading
+    from tierlog.spark_reader.options import Reading, ReadOptions
     from tierlog.spark_reader.s3a import S3ASettings
 
 
@@ -52,15 +52,15 @@ TYPES: dict[str, DataType] = {
 }
 
 
-_DECIDE_SCHEMA: Final = frozenset(("includeheaders", "valueschema"))
+_DECIDE_SCHEMA: Final = frozenset(("includeheaders", "keyschema", "valueschema"))
 
 
 class TierlogSource(DataSource):  # type: ignore[misc]
     s3a: ClassVar[S3ASettings | None] = None
     """The session's, in the subclass that `register` makes."""
-    _values: ValueReading | None = None
-    """How values are read, as `schema` found: Spark pickles the source after it has asked for the
-    schema, and every reader is made of that.
+    _readings: Mapping[str, Reading] = MappingProxyType({})
+    """How keys and values are read, as `schema` found: Spark pickles the source after it has asked
+    for the schema, and every reader is made of that.
     """
 
     @classmethod
@@ -81,12 +81,13 @@ class TierlogSource(DataSource):  # type: ignore[misc]
         options = in_brief(parse_value_options)(self.options, self.s3a)
         if options is None:
             return source_schema(with_headers=with_headers)
-        self._values = in_brief(with_values)(options).values
-        return source_schema(with_headers=with_headers, types=types_of(self._values))
+        self._readings = in_brief(with_readings)(options).readings
+        return source_schema(with_headers=with_headers, types=types_of(self._readings))
 
-    def _with_values(self, options: ReadOptions) -> ReadOptions:
+    def _with_readings(self, options: ReadOptions) -> ReadOptions:
         """With what `schema` found, if it was asked: another version may be the latest now."""
-        return with_values(options) if self._values is None else options.with_values(self._values)
+        found = self._readings
+        return options.with_readings(found) if found else with_readings(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from tierlog.spark_reader.workarounds import in_brief
@@ -97,8 +98,8 @@ class TierlogSource(DataSource):  # type: ignore[misc]
         from tierlog.spark_reader.batch_source import TierlogReader
         from tierlog.spark_reader.options import parse_options
 
-        options = self._with_values(parse_options(self.options, streaming=False, s3a=self.s3a))
-        return TierlogReader(options, columns_of(schema, types_of(options.values)))
+        options = self._with_readings(parse_options(self.options, streaming=False, s3a=self.s3a))
+        return TierlogReader(options, columns_of(schema, types_of(options.readings)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's
         from tierlog.record_format.errors import TierlogError
@@ -117,8 +118,8 @@ class TierlogSource(DataSource):  # type: ignore[misc]
         _check_streams()
         from tierlog.spark_reader.stream_source import TierlogStreamReader
 
-        options = self._with_values(options)
-        return TierlogStreamReader(options, columns_of(schema, types_of(options.values)))
+        options = self._with_readings(options)
+        return TierlogStreamReader(options, columns_of(schema, types_of(options.readings)))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from tierlog.spark_reader.sink import TierlogWriter, write_options
@@ -140,24 +141,27 @@ def source_schema(
     return StructType([StructField(name, types[name]) for name in names])
 
 
-def with_values(options: ReadOptions) -> ReadOptions:
-    """The same, and how values are read as columns. Raises InvalidOption, and what the registry
-    raises.
+def with_readings(options: ReadOptions) -> ReadOptions:
+    """The same, and how keys and values are read as columns. Raises InvalidOption, and what the
+    registry raises.
     """
-    if options.value_schema is None:
+    if not options.wanted:
         return options
-    from tierlog.spark_reader.values import with_value_type
+    from tierlog.spark_reader.values import find_readings
 
-    return with_value_type(options)
+    return find_readings(options)
 
 
-def types_of(values: ValueReading | None) -> Mapping[str, DataType]:
-    """The types of the columns, `value` being what its schema says."""
-    if values is None:
+def types_of(readings: Mapping[str, Reading]) -> Mapping[str, DataType]:
+    """The types of the columns, `key` and `value` being what their schemas say."""
+    if not readings:
         return TYPES
     from pyspark.sql.pandas.types import from_arrow_type
 
-    return TYPES | {"value": from_arrow_type(values.type, prefer_timestamp_ntz=True)}
+    found = {
+        name: from_arrow_type(one.type, prefer_timestamp_ntz=True) for name, one in readings.items()
+    }
+    return TYPES | found
 
 
 def columns_of(

@@ -115,10 +115,11 @@ class SplitReader:
     ) -> None:
         self._connections, self._isolation = Connections(options.access), options.isolation
         self._columns, self._row_filter = columns, row_filter
-        self._decoded = columns  # before values become columns
-        if options.values is not None and "value" in columns:
+        self._decoded = columns  # before keys and values become columns
+        types = {name: one.type for name, one in options.readings.items() if name in columns}
+        if types:
             self._options = options
-            self._schema = schema_of(columns, options.values.type)
+            self._schema = schema_of(columns, types)
             self._decoded = tuple(dict.fromkeys((*columns, "offset")))  # which errors name
         self._only_counts = _COUNTED.issuperset(columns)
         self._only_told = _TOLD.issuperset(columns)
@@ -134,17 +135,25 @@ class SplitReader:
             yield from self._told(split)
         else:
             found = self._read_chunks(split, split.chunks, ArrowDecoder.decode)
-            yield from found if self._decoded is self._columns else self._with_values(split, found)
+            yield from (
+                found if self._decoded is self._columns else self._with_readings(split, found)
+            )
 
-    def _with_values(
+    def _with_readings(
         self, split: Split, batches: Iterator[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         from tierlog.spark_reader.values import ValueDecoder  # few reads need it
 
-        decoder = ValueDecoder(self._options, f"{split.topic}-{split.partition}")
+        where = f"{split.topic}-{split.partition}"
+        decoders = {
+            name: ValueDecoder(self._options, name, where)
+            for name in self._options.readings
+            if name in self._columns
+        }
         for batch in batches:
             found = {name: batch.column(name) for name in self._decoded}
-            found["value"] = decoder.decode(found["value"], found["offset"])
+            for name, decoder in decoders.items():
+                found[name] = decoder.decode(found[name], found["offset"])
             yield batch_of([found[name] for name in self._columns], self._schema, rows=len(batch))
 
     def planned_bytes(self, split: Split) -> int:

@@ -1,4 +1,4 @@
-"""The value column decoded: `valueSchema` says by which schema it is read.
+"""Keys and values decoded: `keySchema` and `valueSchema` say by which schema they are read.
 
 * A value begins with the id of the schema that it was written by, as serializers of Confluent's
   registry write it: a zero byte and four bytes. All are read as the reader's schema says, so that a
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from tierlog.record_format.errors import InvalidOption, UndecodableValue, UnknownSchema
 from tierlog.record_format.record_walk import HEAD_BYTES
 from tierlog.record_format.schema_state import Source
-from tierlog.spark_reader.options import ReadOptions, ValueReading
+from tierlog.spark_reader.options import Reading, ReadOptions
 from tierlog.spark_reader.value_schemas import Schemas
 
 if TYPE_CHECKING:
@@ -29,13 +29,15 @@ if TYPE_CHECKING:
 _NULL: Final = -1
 
 
-def with_value_type(options: ReadOptions) -> ReadOptions:
-    """The same with `values`, if they ask for values as columns: which schema they are read by is
-    decided now. Raises InvalidOption, UnknownSchema, and what the registry raises.
+def find_readings(options: ReadOptions) -> ReadOptions:
+    """The same with `readings`, if keys or values are wanted as columns: which schemas they are
+    read by is decided now. Raises InvalidOption, UnknownSchema, and what the registry raises.
     """
-    wanted = options.value_schema
-    if wanted is None:
-        return options
+    return options.with_readings({name: _reading(options, name) for name in options.wanted})
+
+
+def _reading(options: ReadOptions, column: str) -> Reading:
+    wanted, message = options.wanted[column]
     schemas = _schemas(options)
     if isinstance(wanted, int):
         schema_id, source = wanted, schemas.of_id(wanted)
@@ -44,16 +46,18 @@ def with_value_type(options: ReadOptions) -> ReadOptions:
         if len(topics) != 1:
             given = f"there are {len(topics)}" if topics else "subscribePattern names none"
             raise InvalidOption(
-                f"option valueSchema: {wanted} is of one topic, and {given}; give a schema's id"
+                f"option {column}Schema: {wanted} is of one topic, and {given}; give a schema's id"
             )
-        schema_id, source = schemas.latest(f"{topics[0]}-value")
-    if options.value_message is not None and source.kind != "PROTOBUF":
+        schema_id, source = schemas.latest(f"{topics[0]}-{column}")
+    if message is not None and source.kind != "PROTOBUF":
         raise InvalidOption(
-            f"option valueMessage: schema {schema_id} is of type {source.kind}; messages are of "
+            f"option {column}Message: schema {schema_id} is of type {source.kind}; messages are of "
             "PROTOBUF"
         )
-    columns = columns_of_source(source, options.value_message)
-    return options.with_values(ValueReading(schema_id, source, columns.type))
+    try:
+        return Reading(schema_id, source, columns_of_source(source, message).type)
+    except InvalidOption as error:
+        raise InvalidOption(f"option {column}Schema: {error}") from error
 
 
 def _schemas(options: ReadOptions) -> Schemas:
@@ -87,16 +91,15 @@ class Heads(NamedTuple):
 
 
 class ValueDecoder:
-    """Decodes the values of one partition's batches. Not thread-safe."""
+    """Decodes the keys, or the values, of one partition's batches. Not thread-safe."""
 
-    def __init__(self, options: ReadOptions, where: str) -> None:
-        assert options.values is not None
-        self._reading, self._where = options.values, where
+    def __init__(self, options: ReadOptions, column: str, where: str) -> None:
+        self._reading, self._column, self._where = options.readings[column], column, where
         self._permissive = options.mode == "permissive"
         # JSON says itself what it is: it may be without a head, but not where ids are asked for.
-        self._needs_head = options.value_schema == "registry"
+        self._needs_head = options.wanted[column].schema == "registry"
         self._schemas = _schemas(options)
-        self._columns: Any = columns_of_source(self._reading.source, options.value_message)
+        self._columns: Any = columns_of_source(self._reading.source, options.wanted[column].message)
         self._root = lru_cache(None)(self._find_root)
 
     def decode(self, values: pa.Array, offsets: pa.Array) -> pa.Array:
@@ -110,8 +113,8 @@ class ValueDecoder:
             schema_id = int(heads.ids[error.row]) if heads.headed[error.row] else None
             by = f"schema {schema_id}: " if schema_id is not None else ""
             raise UndecodableValue(
-                f"the value does not decode: {by}{error.detail} (option mode=PERMISSIVE reads such "
-                "values as null)",
+                f"the {self._column} does not decode: {by}{error.detail} (option mode=PERMISSIVE "
+                f"reads such {self._column}s as null)",
                 file=self._where,
                 offset=offsets[error.row].as_py(),
                 row=error.row,

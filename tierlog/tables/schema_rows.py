@@ -130,7 +130,7 @@ class _Writer:
         try:
             self._columns = columns_of_source(source)
         except InvalidOption as error:
-            raise Misfit(str(error).removeprefix("valueSchema: ")) from None
+            raise Misfit(str(error)) from None
         if not isinstance(self._columns, JsonColumns):
             self._root = self._columns.add_writer(source.text, source.dependencies)
         self._is_record = pa.types.is_struct(self._columns.type)

@@ -257,3 +257,37 @@ def test_a_version_that_is_registered_after_spark_has_asked_for_the_schema_ends_
         row for one in reader.partitions() for batch in reader.read(one) for row in values_of(batch)
     ]
     assert rows == [{"carrier": "UA"}, {"carrier": "AA"}]
+
+
+def test_keys_are_columns_by_a_schema_of_their_own_and_filters_are_on_what_is_in_them(
+    tiers: TwoTiers,
+) -> None:
+    topic = topic_of(tiers)
+    value_id = register(tiers, f"{topic}-value", FLIGHT)
+    key_id = register(tiers, f"{topic}-key", "bytes")
+    keys = [avro(key_id, "bytes", b"UA"), None, avro(key_id, "bytes", b"AA")]
+    values = [avro(value_id, FLIGHT, {"carrier": "UA"}), None, b"plain"]
+    batches = build_produced(
+        values, keys=keys, timestamps=[1_700_000_000_000] * 3, max_message_bytes=1 << 20
+    )
+    tiers.broker.partition(topic, 0).append(batches, acks=Acks.ALL).result(10)
+    tiers.broker.offload(topic, wait_ms=20_000)
+    tiers.broker.offload("_schemas", wait_ms=20_000)
+    for given in ({"server": tiers.url}, {"store": tiers.store_url, "tier": "cold"}):
+        rows = tierlog.dataset(topic, **given, key_schema="latest")
+        assert rows.schema.field("key").type == pa.binary()
+        found = rows.to_table()
+        assert found["key"].to_pylist() == [b"UA", None, b"AA"]
+        assert values_of(found) == values  # as they are
+        # What says which chunks have which keys knows of keys as they were sent.
+        assert rows.to_table(filter=pc.field("key") == b"UA")["offset"].to_pylist() == [0]
+        assert rows.to_table(filter=pc.field("key") == keys[0]).num_rows == 0
+    both = tierlog.dataset(
+        topic, server=tiers.url, key_schema=key_id, value_schema="latest", mode="PERMISSIVE"
+    )
+    assert values_of(both.to_table()) == [{"carrier": "UA"}, None, None]
+    assert both.to_table(columns=["key"])["key"].to_pylist() == [b"UA", None, b"AA"]
+    with pytest.raises(UndecodableValue, match="offset 0: the key does not decode"):
+        tierlog.dataset(topic, server=tiers.url, key_schema=value_id).to_table()
+    with pytest.raises(UnknownSchema, match=f"Subject '{topic}-2-key' not found"):
+        tierlog.dataset(f"{topic}-2", server=tiers.url, key_schema="latest")

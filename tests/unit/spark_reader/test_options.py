@@ -139,6 +139,8 @@ WRONG = {
     "manifestVersion": ('{"a": {"0": 0}}', 'JSON of manifest versions, such as {"topic": {"0": 12'),
     "pin": ("", "a non-empty text"),
     "singleQuery": ("once", "one of true, false"),
+    "keySchema": ("newest", "latest, registry, or the id of a schema"),
+    "keyMessage": ("", "a non-empty text"),
     "valueSchema": ("newest", "latest, registry, or the id of a schema"),
     "valueMessage": ("", "a non-empty text"),
     "mode": ("dropmalformed", "one of failfast, permissive"),
