@@ -11,6 +11,7 @@ import typer
 
 from tierlog.cli.options import OutputOption, YesOption, client_command, confirm
 from tierlog.cli.output import Output, note, progress_bar
+from tierlog.record_format.errors import RequestError
 from tierlog.settings import DEFAULT_PORT, KAFKA_PORT
 
 if TYPE_CHECKING:
@@ -193,16 +194,33 @@ def drain(
     if (left := had - moving - len(plan)) > 0:
         note(f"no other broker runs that may have {left} of the partitions: add one")
     with progress_bar(f"draining broker {node}", total=had) as update:
-        _wait_until(client, lambda now: _shown_left(now, node, had, update))
+        _wait_until(client, Draining(node, had=had, update=update))
     output.report({"drained": node}, f"broker {node} has nothing; it can be stopped")
 
 
-def _shown_left(
-    cluster: ClusterDescription, node: int, had: int, update: Callable[..., None]
-) -> bool:
-    left = _has(cluster, node)
-    update(completed=had - left)
-    return left == 0
+class Draining:
+    """Whether the broker has nothing, as often as it is asked. Raises DrainEnded once it is not
+    being drained any more: it would have something for ever.
+    """
+
+    def __init__(self, node: int, *, had: int, update: Callable[..., None]) -> None:
+        self._node, self._had, self._update = node, had, update
+        self._has_begun = False
+
+    def __call__(self, cluster: ClusterDescription) -> bool:
+        left = _has(cluster, self._node)
+        self._update(completed=self._had - left)
+        states = {one.state for one in cluster.brokers if one.node_id == self._node}
+        self._has_begun |= "draining" in states
+        if left and self._has_begun and "running" in states:
+            raise DrainEnded(
+                f"broker {self._node} is not being drained any more, and has {left} partitions"
+            )
+        return left == 0
+
+
+class DrainEnded(RequestError):
+    """Another has called `undrain`."""
 
 
 def _wait_until(client: Client, condition: Callable[[ClusterDescription], bool]) -> None:
