@@ -57,8 +57,11 @@ class Source(NamedTuple):
 
 
 class SourceOfId(NamedTuple):
+    """`place`: a version that has it."""
+
     schema_id: int
     source: Source
+    place: Place | None = None
 
 
 class RegistryState:
@@ -180,9 +183,17 @@ class RegistryState:
     def ids(self) -> KeysView[int]:
         return self._by_id.keys()
 
-    def has_id(self, subject: str, schema_id: int) -> bool:
-        """Whether a version of the subject has, or had, this id."""
-        return any(place.subject == subject for place in self._by_id.get(schema_id, ()))
+    def place_with_id(
+        self, schema_id: int, subject: str, *, prefix: str | None = None
+    ) -> Place | None:
+        """The latest version of the subject that has, or had, this id; without one, and with a
+        `prefix`, the first version of any subject whose name begins so.
+        """
+        places = self._by_id.get(schema_id, {})
+        own = [one for one in places if one.subject == subject]
+        if own or prefix is None:
+            return max(own, default=None)
+        return min((one for one in places if one.subject.startswith(prefix)), default=None)
 
     def referrers(self, place: Place, *, deleted: bool = False) -> list[SubjectVersion]:
         """The versions that refer to this one."""

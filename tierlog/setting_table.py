@@ -592,6 +592,17 @@ TABLE: Final[tuple[Setting, ...]] = (
         "http.keep.alive.ms", (Kind.MS, 1), "How long an idle connection is kept, in whole seconds."
     ),
     _http(
+        "http.decode.max.bytes",
+        (Kind.BYTES, 1),
+        "A larger key or value is not decoded by its schema, nor one whose JSON has over eight "
+        "times as much.",
+    ),
+    _http(
+        "http.decode.max.ms",
+        (Kind.MS, 1),
+        "How long keys and values of a page are decoded by their schemas; the rest stays as it is.",
+    ),
+    _http(
         "http.search.max.bytes",
         (Kind.BYTES, 1),
         "How much a search of the console, or a fetch by key, may read before it ends; both can be "

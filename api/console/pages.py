@@ -429,7 +429,7 @@ async def records(context: Context, exchange: Exchange) -> Response:
     query = exchange.query(RecordsQuery)
     partition = context.broker.partition(exchange.topic, exchange.partition)
     head = await _head(context, partition, "records")
-    found = await _found(context, exchange, record_page(context, partition, query))
+    found = await _found(context, exchange, record_page(context, exchange, partition, query))
     axis = None
     with contextlib.suppress(TierlogError):  # the page says why, or does without
         start = partition.offsets().log_start_offset

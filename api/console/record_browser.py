@@ -6,6 +6,7 @@
 * A record's bytes become plain text, which the template escapes; nothing here creates markup.
 * Characters that are invisible, reorder the text around them, or have no glyph (controls,
   bidirectional overrides, zero widths, tags, private use) are replaced by their code point.
+* A key or value that begins with a schema's id is shown as what it says, and as it was sent.
 * Everything is truncated: a page stays small whatever the records contain.
 """
 
@@ -22,11 +23,21 @@ import msgspec
 from msgspec import UNSET, Meta
 
 from tierlog.api.http.context import Context
-from tierlog.api.http.fetch.reading import EARLIEST, KEYWORDS, LATEST, parse_position, resolve
+from tierlog.api.http.exchange import Exchange
+from tierlog.api.http.fetch.reading import (
+    EARLIEST,
+    KEYWORDS,
+    LATEST,
+    MakeDecoder,
+    decoder_of,
+    parse_position,
+    resolve,
+)
 from tierlog.api.http.fetch.record_pages import LargeRecord, read_page
 from tierlog.api.http.fetch.single import FetchQuery
 from tierlog.api.http.settings import MIB
 from tierlog.broker.partition import Partition
+from tierlog.broker.schema_registry.decoding import Decoded, DecodedBy
 from tierlog.broker.segment_listing import first_time, last_time
 from tierlog.broker.tiered_reads import Fetched, Tier
 from tierlog.manifest.state import OffsetGap
@@ -48,6 +59,17 @@ class HeaderLine(NamedTuple):
     value: DisplayText
 
 
+class ShownPart(NamedTuple):
+    """A key or value: on one line, and opened. `schema`: that of the id that it begins with;
+    `raw`: as it was sent, if that decoded it.
+    """
+
+    line: DisplayText
+    opened: DisplayText
+    schema: DecodedBy | None = None
+    raw: DisplayText | None = None
+
+
 class RecordLine(NamedTuple):
     """`size_bytes`: of key, value and headers, uncompressed."""
 
@@ -55,10 +77,8 @@ class RecordLine(NamedTuple):
     timestamp: int
     size_bytes: int
     tier: Tier
-    key: DisplayText
-    value: DisplayText
-    opened_key: DisplayText
-    opened_value: DisplayText
+    key: ShownPart
+    value: ShownPart
     headers: list[HeaderLine]
 
 
@@ -91,38 +111,49 @@ def time_axis(partition: Partition) -> TimeAxis | None:
     return TimeAxis(first_ms, last_ms) if 0 <= first_ms < last_ms else None
 
 
-async def record_page(context: Context, partition: Partition, query: RecordsQuery) -> RecordPage:
+class _Reader(NamedTuple):
+    """Of a page's records."""
+
+    context: Context
+    partition: Partition
+    decoder: MakeDecoder
+
+
+async def record_page(
+    context: Context, exchange: Exchange, partition: Partition, query: RecordsQuery
+) -> RecordPage:
     """Raises InvalidRequest, OffsetTrimmed, OffsetPastEnd, StoreUnavailable, CorruptDataError."""
+    reader = _Reader(context, partition, decoder_of(context, exchange))
     at = query.at.strip() or EARLIEST
     if query.by == "timestamp" and at not in KEYWORDS:
         position = parse_position(UNSET, in_utc(at), default=EARLIEST)
     else:
         position = parse_position(at, UNSET, default=EARLIEST)
     if position.keyword == LATEST:
-        return await _newest_page(context, partition, limit=query.limit)
+        return await _newest_page(reader, limit=query.limit)
     offset = await resolve(context, partition, position, committed=False)
-    return await _page_at(context, partition, offset, limit=query.limit)
+    return await _page_at(reader, offset, limit=query.limit)
 
 
-async def _newest_page(context: Context, partition: Partition, *, limit: int) -> RecordPage:
+async def _newest_page(reader: _Reader, *, limit: int) -> RecordPage:
     """Large records end a page before `limit`: then it begins closer to the end."""
-    count = limit
+    count, partition = limit, reader.partition
     while True:
         now = partition.offsets()
         before = page_before(now.high_watermark, _gaps(partition), limit=count)
-        page = await _page_at(context, partition, max(now.log_start_offset, before), limit=limit)
+        page = await _page_at(reader, max(now.log_start_offset, before), limit=limit)
         if page.next_offset is None or len(page.lines) >= count or count == 1:
             return page
         count //= 2
 
 
-async def _page_at(
-    context: Context, partition: Partition, offset: int, *, limit: int
-) -> RecordPage:
+async def _page_at(reader: _Reader, offset: int, *, limit: int) -> RecordPage:
+    context, partition, _ = reader
     fetched = await context.read_batches(partition, offset, _PAGE)
     with closing(fetched):
         async with context.decoding.for_page(MIB):
-            page = await context.read(_page, partition, fetched, offset=offset, limit=limit)
+            # A schema may have to be looked for, in the bucket or at another broker.
+            page = await context.read_cold(_page, reader, fetched, offset=offset, limit=limit)
     context.metrics.requests.fetched(
         fetched.tier, fetched.size_bytes, topic=partition.topic, records=len(page.lines)
     )
@@ -155,10 +186,8 @@ def _large_line(large: LargeRecord, local_start: int) -> RecordLine:
         timestamp=timestamp,
         size_bytes=large.head.size_bytes,
         tier="hot" if offset >= local_start else "cold",
-        key=key.shown(summary),
-        value=value.shown(summary),
-        opened_key=key.shown(full_text),
-        opened_value=value.shown(full_text),
+        key=ShownPart(key.shown(summary), key.shown(full_text)),
+        value=ShownPart(value.shown(summary), value.shown(full_text)),
         headers=[],
     )
 
@@ -174,7 +203,8 @@ class _Beginning(NamedTuple):
         return text._replace(size_bytes=self.size_bytes, cut=True)
 
 
-def _page(partition: Partition, fetched: Fetched, *, offset: int, limit: int) -> RecordPage:
+def _page(reader: _Reader, fetched: Fetched, *, offset: int, limit: int) -> RecordPage:
+    partition, decoder = reader.partition, reader.decoder()
     page = read_page(fetched, offset=offset, max_bytes=MIB, max_records=limit)
     local_start = partition.offsets().local_log_start_offset
     lines = [_large_line(page.large, local_start)] if page.large is not None else []
@@ -184,10 +214,8 @@ def _page(partition: Partition, fetched: Fetched, *, offset: int, limit: int) ->
             timestamp=timestamp,
             size_bytes=_size(key, value, *chain(*headers)),
             tier="hot" if at >= local_start else "cold",
-            key=summary(key),
-            value=summary(value),
-            opened_key=full_text(key),
-            opened_value=full_text(value),
+            key=_shown(decoder.decode(key, "key"), key),
+            value=_shown(decoder.decode(value, "value"), value),
             headers=[
                 HeaderLine(visible(name), summary(content, max_text=MAX_HEADER))
                 for name, content in headers
@@ -204,6 +232,15 @@ def _page(partition: Partition, fetched: Fetched, *, offset: int, limit: int) ->
         previous_offset=max(start, before) if offset > start else None,
         next_offset=page.next_offset if page.next_offset < fetched.high_watermark else None,
     )
+
+
+def _shown(decoded: Decoded | None, data: bytes | None) -> ShownPart:
+    if decoded is None:
+        return ShownPart(summary(data), full_text(data))
+    if decoded.text is None:
+        return ShownPart(summary(data), full_text(data), decoded.schema)
+    text = decoded.text
+    return ShownPart(summary(text), full_text(text), decoded.schema, full_text(data))
 
 
 def _size(*parts: str | bytes | None) -> int:

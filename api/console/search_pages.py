@@ -243,7 +243,9 @@ async def record(context: Context, exchange: Exchange) -> Response:
     partition = context.broker.partition(exchange.topic, exchange.partition)
     offset = exchange.number("offset")
     try:
-        page = await record_page(context, partition, RecordsQuery(at=str(offset), limit=1))
+        page = await record_page(
+            context, exchange, partition, RecordsQuery(at=str(offset), limit=1)
+        )
         found = next((one for one in page.lines if one.offset == offset), None)
         refusal = "" if found else f"Offset {offset} is no longer there."
     except TierlogError as error:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from tierlog.broker.groups import OffsetState
+from tierlog.broker.schema_registry.decoding import DecodedBy
 from tierlog.broker.segment_listing import SegmentState
 from tierlog.broker.topics import TopicState, TopicSummary
 from tierlog.repair.local_repair import Action, RepairStep
@@ -282,6 +283,8 @@ class FetchedRecord(msgspec.Struct):
     key_base64: str | UnsetType | None = UNSET
     value: Any | UnsetType = UNSET
     value_base64: str | UnsetType | None = UNSET
+    key_schema: DecodedBy | UnsetType = UNSET
+    value_schema: DecodedBy | UnsetType = UNSET
 
 
 class RecordLine(FetchedRecord, kw_only=True):

@@ -52,6 +52,9 @@ class HttpSettings:
     heartbeat_ms: int = 15_000
     leader_wait_ms: int = 5_000  # of a call in a cluster while nobody leads what it is about
     console_sample_ms: int = 5_000  # the interval of the console's charts
+    # Of keys and values that are decoded by their schemas: of each, and for a page of them.
+    decode_max_bytes: int = 256 * KIB
+    decode_max_ms: int = 5_000
     # A search of the console ends after it has read so much, or taken so long.
     search_max_bytes: int = 1024 * MIB
     search_max_ms: int = 30_000

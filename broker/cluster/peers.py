@@ -103,13 +103,15 @@ class GroupConfigCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class SchemaCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """To the leader of `_schemas`: the schema with this id, if the subject has it, or that of a
-    version of the subject, where -1 is the latest.
+    """To the leader of `_schemas`: the schema with this id, if the subject has it, or another whose
+    name begins with `prefix`, if that is given; or that of a version of the subject, where -1 is
+    the latest.
     """
 
     subject: str
     schema_id: int | None = None
     version: int | None = None
+    prefix: str | None = None
 
 
 class Peers(Protocol):

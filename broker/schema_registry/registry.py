@@ -242,8 +242,8 @@ class SchemaRegistry:
         return self.read(look)
 
     def find_here(self, call: SchemaCall) -> SourceOfId | None:
-        """The schema that is asked for, if the subject has it, or had one with the id. Raises
-        InvalidSchema, and as `read` does.
+        """The schema that is asked for, if the subject has it, or had one with the id, or another
+        that may. Raises InvalidSchema, and as `read` does.
         """
 
         def look(state: RegistryState) -> SourceOfId | None:
@@ -251,11 +251,14 @@ class SchemaRegistry:
             if call.version is not None:
                 with suppress(UnknownSchema):
                     schema_id = state.version(call.subject, call.version).schema_id
-            if schema_id is None or not state.has_id(call.subject, schema_id):
+            if schema_id is None:
+                return None
+            place = state.place_with_id(schema_id, call.subject, prefix=call.prefix)
+            if place is None:
                 return None
             schema = state.schema(schema_id)
             assert schema is not None, "the subject has it"
-            return SourceOfId(schema_id, source_of(state, schema))
+            return SourceOfId(schema_id, source_of(state, schema), place)
 
         return self.read(look)
 

@@ -17,12 +17,13 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from tierlog.broker.cluster.peers import SchemaCall
+from tierlog.broker.schema_registry.decoding import schema_id_of
 from tierlog.broker.schema_registry.formats import parse_schema
 from tierlog.record_format.errors import NotLeader, RetriableError
 from tierlog.record_format.produced import CheckValues, RefusedValues
 from tierlog.record_format.record_walk import HEAD_BYTES
 from tierlog.record_format.schema_records import Malformed
-from tierlog.record_format.schema_state import LATEST, Source, SourceOfId
+from tierlog.record_format.schema_state import LATEST, SourceOfId
 
 FindSchema = Callable[[SchemaCall], SourceOfId | None]
 KNOWN_MS: Final = 30_000
@@ -34,7 +35,7 @@ _HEADLESS: Final = "the value does not begin with the id of a schema (a zero byt
 
 
 class _Known(NamedTuple):
-    source: Source
+    found: SourceOfId
     asked_ms: int
 
 
@@ -43,8 +44,8 @@ class SchemaValidation:
 
     def __init__(self, find: FindSchema, *, now_ms: Callable[[], int]) -> None:
         self._find, self._now_ms = find, now_ms
-        self._known: dict[tuple[str, int], _Known] = {}
-        self._parse = lru_cache(_PARSED_MAX)(parse_schema)
+        self._known: dict[SchemaCall, _Known] = {}
+        self.parse = lru_cache(_PARSED_MAX)(parse_schema)
 
     def checks(self, topic: str, level: str) -> CheckValues | None:
         """None: nothing is to be checked. What it returns raises retriable errors."""
@@ -54,56 +55,53 @@ class SchemaValidation:
 
     def knows(self, subject: str, head: int) -> bool:
         """Whether a value's head is the id of a schema of the subject."""
-        return head <= _ID_MAX and self._source(subject, head) is not None
+        return head <= _ID_MAX and self.find_known(SchemaCall(subject, head)) is not None
 
     def problem(self, subject: str, value: bytes, *, is_full: bool) -> str:
         """What is wrong with a value, or an empty text."""
-        if len(value) < HEAD_BYTES or value[0] != 0:
+        schema_id = schema_id_of(value)
+        if schema_id is None:
             return _HEADLESS
-        schema_id = int.from_bytes(value[1:HEAD_BYTES])
-        source = self._source(subject, schema_id)
-        if source is None:
+        found = self.find_known(SchemaCall(subject, schema_id))
+        if found is None:
             return f"id {schema_id} is no schema of the subject {subject!r}"
         if is_full:
             try:
-                self._parse(source).check_value(value[HEAD_BYTES:])
+                self.parse(found.source).check_value(value[HEAD_BYTES:])
             except Malformed as error:
                 return _no_value(schema_id, subject, error)
         return ""
 
-    def _source(self, subject: str, schema_id: int) -> Source | None:
-        now_ms, key = self._now_ms(), (subject, schema_id)
-        known = self._known.get(key)
+    def find_known(self, call: SchemaCall) -> SourceOfId | None:
+        """The schema of an id. Raises NotLeader and retriable errors."""
+        now_ms = self._now_ms()
+        known = self._known.get(call)
         if known is not None and now_ms - known.asked_ms < KNOWN_MS:
-            return known.source
+            return known.found
         try:
-            found = self._find(SchemaCall(subject, schema_id))
+            found = self._find(call)
         except (RetriableError, NotLeader):
             if known is None:
                 raise
-            return known.source
+            return known.found
         if found is None:
-            self._known.pop(key, None)
+            self._known.pop(call, None)
             return None
         if len(self._known) >= _KNOWN_MAX:
             self._known.clear()
-        self._known[key] = _Known(found.source, now_ms)
-        return found.source
+        self._known[call] = _Known(found, now_ms)
+        return found
 
     def encoder(self, call: SchemaCall) -> Callable[[bytes], bytes]:
         """Encodes values of JSON by a schema, its id before each. Both raise Malformed, and the
         former retriable errors. A version is looked for each time: the latest may be another now.
         """
-        found = None
-        if call.version is not None:
-            found = self._find(call)
-        elif call.schema_id is not None and (source := self._source(call.subject, call.schema_id)):
-            found = SourceOfId(call.schema_id, source)
+        found = self._find(call) if call.schema_id is None else self.find_known(call)
         if found is None:
             version = "latest" if call.version == LATEST else call.version
             what = f"id {call.schema_id}" if version is None else f"version {version}"
             raise Malformed(f"{what} is no schema of the subject {call.subject!r}")
-        parsed, head = self._parse(found.source), b"\0" + found.schema_id.to_bytes(4)
+        parsed, head = self.parse(found.source), b"\0" + found.schema_id.to_bytes(4)
 
         def encode(text: bytes) -> bytes:
             try:

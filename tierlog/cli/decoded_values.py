@@ -8,14 +8,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import msgspec
-
+from tierlog.broker.schema_registry.decoding import decode_to_json, schema_id_of
 from tierlog.broker.schema_registry.formats import Parsed, parse_schema
 from tierlog.cli.output import warn
 from tierlog.record_format.errors import UnknownSchema
-from tierlog.record_format.record_walk import HEAD_BYTES
 from tierlog.record_format.schema_records import Malformed
 from tierlog.spark_reader.value_schemas import source_of_id
 
@@ -50,11 +48,10 @@ class ValueDecoder:
 
     def _decode(self, record: ConsumedRecord) -> ConsumedRecord:
         value = record.value
-        if value is None or len(value) < HEAD_BYTES or value[0] != 0:
+        if value is None or (schema_id := schema_id_of(value)) is None:
             return record
-        schema_id = int.from_bytes(value[1:HEAD_BYTES])
         try:
-            found = _to_json(self._parse(schema_id), value[HEAD_BYTES:])
+            found = decode_to_json(self._parse(schema_id), value)
         except (UnknownSchema, Malformed) as error:
             if not self._has_warned:
                 self._has_warned = True
@@ -68,12 +65,3 @@ class ValueDecoder:
     def _find(self, schema_id: int) -> Parsed:
         """Raises UnknownSchema, Malformed."""
         return parse_schema(source_of_id(self._client, schema_id))
-
-
-def _to_json(parsed: Parsed, encoded: bytes) -> bytes:
-    """Raises Malformed."""
-    found: Any = parsed.decode(encoded)
-    try:
-        return msgspec.json.format(msgspec.json.encode(found), indent=-1)  # on one line
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise Malformed(f"it has no JSON: {error}") from error

@@ -85,7 +85,8 @@
 
   async function copy(button) {
     const part = button.dataset.copy;
-    const text = part ? recordPart(button, part, part.endsWith("_base64") ? "base64" : "utf8") : Promise.resolve(button.previousElementSibling.textContent);
+    const shown = () => (part === undefined ? button.closest("h3").nextElementSibling : button.previousElementSibling).textContent;
+    const text = part ? recordPart(button, part, part.endsWith("_base64") ? "base64" : "utf8") : Promise.resolve(shown());
     await Promise.all([text, toClipboard(text)]);
     button.classList.add("copied");
     said.textContent = "Copied";
@@ -96,7 +97,7 @@
   }
 
   document.addEventListener("click", async ({ target }) => {
-    const button = target.closest("[data-copy], [data-raw]");
+    const button = target.closest("[data-copy], [data-copy-shown], [data-raw]");
     if (!button) return;
     const [act, failed] = button.dataset.raw === undefined ? [copy, "Nothing was copied"] : [toggleRaw, "It cannot be read"];
     try {

@@ -70,6 +70,7 @@ QUERY_PARAMETERS: Final[Mapping[str, str]] = {
     "apply": "carry out the steps that lose nothing",
     "deep": "read every byte of both tiers",
     "defaultToGlobal": "if it has none of its own, that of all",
+    "decode": "keys and values by the schemas whose ids they begin with, as JSON",
     "deleted": "also what is deleted, but not for good",
     "deletedOnly": "only what is deleted, but not for good",
     "deleted_only": "as deletedOnly",

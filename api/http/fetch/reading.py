@@ -23,12 +23,14 @@ from tierlog.api.http.responses import AnyResponse, Response, StreamResponse
 from tierlog.api.http.settings import MAX_FETCH_BYTES, MAX_OFFSET, MAX_WAIT_MS
 from tierlog.api.http.strict_json import parse_time
 from tierlog.broker.partition import Readable
+from tierlog.broker.schema_registry.decoding import DecodeLimits, RecordDecoder
 from tierlog.broker.tiered_reads import Fetched, Tier
 from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.hot_tier.log_state import Offsets
 from tierlog.record_format.errors import ELSEWHERE
 
 T = TypeVar("T")
+MakeDecoder = Callable[[], RecordDecoder]
 Isolation = Literal["read_uncommitted", "read_committed"]
 MaxBytes = Annotated[int, Meta(ge=1, le=MAX_FETCH_BYTES)]
 MinBytes = Annotated[int, Meta(ge=0, le=MAX_FETCH_BYTES)]
@@ -199,6 +201,18 @@ async def compute_text(
             record_time("encode", began_s)
     async with context.decoding.for_page(max_bytes):
         return await context.compute(UNKNOWN_SIZE, lambda: render(Wait.WAIT))
+
+
+def decoder_of(context: Context, exchange: Exchange) -> MakeDecoder:
+    """Makes the decoder of a page of the topic's records, when its time is to begin."""
+    settings = context.settings
+    return partial(
+        RecordDecoder,
+        context.broker.schema_validation,
+        exchange.topic,
+        prefix=exchange.grant.topics,
+        limits=DecodeLimits(settings.decode_max_bytes, settings.decode_max_ms),
+    )
 
 
 def text_response(context: Context, headers: HeaderList, parts: Sequence[Part]) -> AnyResponse:

@@ -16,13 +16,15 @@ from __future__ import annotations
 import binascii
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import repeat
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from tierlog.api.http.fetch.record_pages import LargeRecord, Page, chunks_of
+from tierlog.broker.schema_registry.decoding import DecodedBy, RecordDecoder
 from tierlog.record_format.codecs import PIECE_BYTES
 from tierlog.record_format.decode import Columns
 from tierlog.record_format.record_stream import RecordStream
@@ -36,6 +38,7 @@ _ENCODER: Final = msgspec.json.Encoder()
 _ANY: Final = msgspec.json.Decoder(Raw)
 _NO_HEADERS: Final[list[HeaderOut]] = []
 Encoding = Literal["utf8", "json", "base64"]
+AnyRecord = TypeVar("AnyRecord", "RecordOut", "RecordLine")
 _JSON_STARTS: Final = b'{["-0123456789tfn \t\r\n'
 
 
@@ -55,6 +58,8 @@ class RecordOut(msgspec.Struct):
     value: Shown
     value_base64: Bytes64 | None
     headers: list[HeaderOut]
+    key_schema: DecodedBy | UnsetType = UNSET
+    value_schema: DecodedBy | UnsetType = UNSET
 
 
 class RecordLine(msgspec.Struct):
@@ -68,6 +73,8 @@ class RecordLine(msgspec.Struct):
     value: Shown
     value_base64: Bytes64 | None
     headers: list[HeaderOut]
+    key_schema: DecodedBy | UnsetType = UNSET
+    value_schema: DecodedBy | UnsetType = UNSET
 
 
 class LargeText(NamedTuple):
@@ -152,25 +159,35 @@ def size_of(parts: Iterable[Part]) -> int:
     )
 
 
-def write_array(page: Page, encoding: Encoding, *, text_bytes: int = TEXT_BYTES) -> PageText:
+def write_array(
+    page: Page,
+    encoding: Encoding,
+    *,
+    text_bytes: int = TEXT_BYTES,
+    decoder: RecordDecoder | None = None,
+) -> PageText:
     """The records as the elements of a JSON array, without its brackets."""
     if page.large is not None:
         return PageText((LargeText(page.large, encoding),), page.next_offset, 1)
 
     def encode(columns: Columns) -> bytes:
-        return _ENCODER.encode(list(_records(columns, encoding)))[1:-1]
+        records = map(RecordOut, *_members(columns, encoding, one_line=False))
+        return _ENCODER.encode(list(_decoded(records, columns, decoder)))[1:-1]
 
     return _write(page, encode, b",", text_bytes)
 
 
-def write_lines(page: Page, *, partition: int, encoding: Encoding) -> PageText:
+def write_lines(
+    page: Page, *, partition: int, encoding: Encoding, decoder: RecordDecoder | None = None
+) -> PageText:
     """The records as NDJSON, each line with its line break."""
     if page.large is not None:
         line = LargeText(page.large, encoding, partition)
         return PageText((line, b"\n"), page.next_offset, 1)
 
     def encode(columns: Columns) -> bytes:
-        return _ENCODER.encode_lines(list(lines_of(columns, partition, encoding)))
+        records = lines_of(columns, partition, encoding)
+        return _ENCODER.encode_lines(list(_decoded(records, columns, decoder)))
 
     return _write(page, encode, b"", TEXT_BYTES)
 
@@ -202,12 +219,31 @@ def _write(
     return PageText((separator.join(texts),), page.next_offset, records)
 
 
-def _records(columns: Columns, encoding: Encoding) -> Iterable[RecordOut]:
-    return map(RecordOut, *_members(columns, encoding, one_line=False))
-
-
 def lines_of(columns: Columns, partition: int, encoding: Encoding) -> Iterable[RecordLine]:
     return map(RecordLine, repeat(partition), *_members(columns, encoding, one_line=True))
+
+
+def _decoded(
+    records: Iterable[AnyRecord], columns: Columns, decoder: RecordDecoder | None
+) -> Iterable[AnyRecord]:
+    """With what their keys and values say in place of them, where they begin with an id."""
+    if decoder is None:
+        return records
+    return map(partial(_decode, decoder), records, columns.keys, columns.values)
+
+
+def _decode(
+    decoder: RecordDecoder, record: AnyRecord, key: bytes | None, value: bytes | None
+) -> AnyRecord:
+    if (found := decoder.decode(key, "key")) is not None:
+        record.key_schema = found.schema
+        if found.text is not None:
+            record.key, record.key_base64 = Raw(found.text), UNSET
+    if (found := decoder.decode(value, "value")) is not None:
+        record.value_schema = found.schema
+        if found.text is not None:
+            record.value, record.value_base64 = Raw(found.text), UNSET
+    return record
 
 
 def _members(

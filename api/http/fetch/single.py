@@ -5,6 +5,7 @@
 * Raw batches never enter this process's memory: the file slices are sent to the socket.
 * With a key, chunks in the bucket that do not have it are not read, and batches that do not contain
   it are left out. What a call reads for it is limited: it may find nothing, and go on later.
+* Keys and values are decoded by their schemas in a thread, and such a page is not shared.
 * A position other than an offset may be trimmed between its lookup and the read, or during the
   wait: then it is looked up again, unlike an offset given by the client. A time past the last
   record is also looked up again as long as the request waits.
@@ -31,11 +32,13 @@ from tierlog.api.http.fetch.reading import (
     EARLIEST,
     LATEST,
     Isolation,
+    MakeDecoder,
     MaxBytes,
     MinBytes,
     Position,
     WaitMs,
     compute_text,
+    decoder_of,
     end_of,
     find_cold,
     find_here,
@@ -55,6 +58,7 @@ from tierlog.api.http.problems import HeaderList
 from tierlog.api.http.responses import NO_STORE, AnyResponse, FileResponse
 from tierlog.api.http.settings import MAX_FETCH_BYTES, MIB
 from tierlog.broker.partition import Partition, Readable
+from tierlog.broker.schema_registry.decoding import RecordDecoder
 from tierlog.broker.tiered_reads import Fetched, Tier
 from tierlog.host.file_slice import FileSlice, close_all
 from tierlog.host.waiting import Wait
@@ -95,6 +99,7 @@ class FetchQuery(msgspec.Struct, forbid_unknown_fields=True):
     wait_ms: WaitMs = 0
     isolation: Isolation = "read_uncommitted"
     encoding: Encoding = "utf8"
+    decode: bool = False
     key: str | UnsetType = UNSET
     key_base64: bytes | UnsetType = UNSET
 
@@ -144,6 +149,10 @@ async def fetch(context: Context, exchange: Exchange) -> AnyResponse:
     topic, number = exchange.topic, exchange.partition
     partition = find_here(context, exchange, topic, number)
     position, query = _parse(exchange)
+    if query.decode and form == header_values.BATCHES:
+        strict_json.refuse_field(
+            "decode", "records are decoded for JSON and NDJSON, not as batches"
+        )
     if (key := query.wanted_key) is not None:
         return await _fetch_with_key(context, exchange, position, query, key)
     if partition is None:
@@ -158,7 +167,8 @@ async def fetch(context: Context, exchange: Exchange) -> AnyResponse:
     result = await _read_first(context, partition, position, few)
     if few.wait_ms:
         result = await _enough(context, exchange, position, few, result)
-    return await _text_response(context, result, few, query, form)
+    decode = decoder_of(context, exchange) if query.decode else None
+    return await _text_response(context, result, few, query, form=form, decode=decode)
 
 
 def _parse(exchange: Exchange) -> tuple[Position, FetchQuery]:
@@ -283,7 +293,8 @@ async def _fetch_with_key(
             result = await read(fetched.next_offset)
     if form == header_values.BATCHES:
         return _batches_response(context, exchange, result)
-    return await _text_response(context, result, query, query, form)
+    decode = decoder_of(context, exchange) if query.decode else None
+    return await _text_response(context, result, query, query, form=form, decode=decode)
 
 
 async def _read_with_key(
@@ -387,17 +398,24 @@ def _batches_response(context: Context, exchange: Exchange, result: ReadResult) 
 
 
 async def _text_response(
-    context: Context, result: ReadResult, few: FetchQuery, query: FetchQuery, form: str
+    context: Context,
+    result: ReadResult,
+    few: FetchQuery,
+    query: FetchQuery,
+    *,
+    form: str,
+    decode: MakeDecoder | None,
 ) -> AnyResponse:
+    page_of = partial(_shared_page if decode is None else partial(_decoded_page, decode), context)
     with closing(result.fetched):
-        page = await _shared_page(context, result, few, form)
+        page = await page_of(result, few, form)
         more = None
         if _is_cut_short(result, page, few, query):
             more = await _read_more(context, result, query)
         if more is None:
             return _records_response(context, result, page, form)
     with closing(more.fetched):
-        page = await _shared_page(context, more, query, form)
+        page = await page_of(more, query, form)
         return _records_response(context, more, page, form)
 
 
@@ -430,6 +448,17 @@ async def _shared_page(
     )
 
 
+async def _decoded_page(
+    make: MakeDecoder, context: Context, result: ReadResult, query: FetchQuery, form: str
+) -> RenderedPage:
+    """Not shared: others may see other schemas. A schema may have to be looked for, in the bucket
+    or at another broker.
+    """
+    render = partial(_render, result, query, form, Wait.WAIT)
+    async with context.decoding.for_page(query.max_bytes):
+        return await context.read_cold(lambda: render(decoder=make()))
+
+
 def _cache_key(result: ReadResult, query: FetchQuery, form: str) -> Key:
     """Everything that the result of `_render` depends on."""
     partition, offset, fetched = result
@@ -437,7 +466,14 @@ def _cache_key(result: ReadResult, query: FetchQuery, form: str) -> Key:
     return page_key(partition, fetched, offset, form, query.encoding, *limits)
 
 
-def _render(result: ReadResult, query: FetchQuery, form: str, wait: Wait) -> RenderedPage:
+def _render(
+    result: ReadResult,
+    query: FetchQuery,
+    form: str,
+    wait: Wait,
+    *,
+    decoder: RecordDecoder | None = None,
+) -> RenderedPage:
     """Encode the records as text. Raises CorruptBatch, and WouldBlock as `read_page` does."""
     key, max_records = query.wanted_key, query.record_limit or record_pages.PAGE_RECORDS
     page = record_pages.read_page(
@@ -450,10 +486,12 @@ def _render(result: ReadResult, query: FetchQuery, form: str, wait: Wait) -> Ren
     if key is not None:
         page = record_pages.only_with_key(page, key, max_records=max_records)
     if form == header_values.JSON:
-        text = record_json.write_array(page, query.encoding)
+        text = record_json.write_array(page, query.encoding, decoder=decoder)
     else:
         number = result.partition.number
-        text = record_json.write_lines(page, partition=number, encoding=query.encoding)
+        text = record_json.write_lines(
+            page, partition=number, encoding=query.encoding, decoder=decoder
+        )
     return RenderedPage(
         text.parts, text.next_offset, text.size_bytes, text.records, page.large is not None
     )

@@ -123,6 +123,22 @@ def test_any_broker_shows_the_schemas(lab: Lab) -> None:
             assert "flights-value" in shown.text
 
 
+def test_any_broker_decodes_what_it_leads(lab: Lab) -> None:
+    lab.api.post("/v1/topics", json={"name": "coded", "partitions": PARTITIONS})
+    until(lambda: len(lab.leaders("coded")) == PARTITIONS)
+    path = "/subjects/coded-value/versions"
+    lab.api.post(path, json={"schema": '"string"'}).raise_for_status()
+    records = [{"partition": n, "value": f"of {n}"} for n in range(PARTITIONS)]
+    named = {"value_schema_version": "latest"}
+    sent = lab.api.post("/v1/topics/coded/records", json={"records": records}, params=named)
+    assert sent.status_code == 200, sent.text
+    assert set(lab.leaders("coded").values()) == {0, 1, 2}
+    for number in range(PARTITIONS):
+        path = f"/v1/topics/coded/partitions/{number}/records"
+        (one,) = lab.api.get(path, params={"decode": "true"}).json()["records"]
+        assert (one["value"], one["value_schema"]["subject"]) == (f"of {number}", "coded-value")
+
+
 def test_what_another_broker_is_answered_is_no_fragment(lab: Lab) -> None:
     for path in (
         "/topics",

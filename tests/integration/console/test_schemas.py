@@ -1,5 +1,6 @@
 """The pages about the schema registry, and records that are shown decoded."""
 
+import base64
 import json
 from pathlib import Path
 from urllib.parse import quote
@@ -10,6 +11,7 @@ from tests.integration.console.chromium import Chromium
 from tests.integration.console.conftest import PHONE, TABLE, Console, open_console
 from tests.integration.console.test_accessibility import SETTLED, findings
 from tierlog.api.console.schema_pages import COMPARED_MAX, TEXT_MAX, DiffLine, differences
+from tierlog.api.http.settings import HttpSettings
 from tierlog.api.serving.grants import Scope
 from tierlog.api.serving.tokens import create_token
 
@@ -165,6 +167,102 @@ def test_a_token_for_some_topics_sees_their_subjects_alone(tmp_path: Path) -> No
         assert refused.status_code == 403
 
 
+def fill_decoded(console: Console) -> str:
+    """Records of each kind, and such that do not decode."""
+    topic = console.topic("decoded")
+    key_id = register(console, "decoded-key", '"string"')
+    register(console, "decoded-value", FLIGHT)
+    sent = {"records": [{"value": {"carrier": "UA", "delay": 2}}]}
+    path = f"/v1/topics/{topic}/records"
+    console.post(path, json=sent, params={"value_schema_version": "1"}).raise_for_status()
+    proto = {"schema": MONEY, "schemaType": "PROTOBUF"}
+    money_id = console.post("/subjects/money", json=proto).json()["id"]
+    good = console.get(f"/v1/topics/{topic}/partitions/0/records?encoding=base64").json()
+    flight = base64.b64decode(good["records"][0]["value_base64"])
+    key = b"\0" + key_id.to_bytes(4) + b"\x04UA"
+    values = (
+        flight,
+        b"\0" + money_id.to_bytes(4) + b"\0\x08\x07",
+        flight[:-1],
+        b"\0\x00\x98\x96\x7fabc",
+        b"plain",
+    )
+    for value in values:
+        parts = {"key_base64": key, "value_base64": value}
+        console.produce(
+            topic, {name: base64.b64encode(one).decode() for name, one in parts.items()}
+        )
+    return topic
+
+
+@pytest.fixture(scope="module")
+def decoded(schemas: Console) -> str:
+    return fill_decoded(schemas)
+
+
+def test_a_record_is_shown_as_what_it_says_and_as_it_was_sent(
+    browser: Chromium, schemas: Console, decoded: str
+) -> None:
+    browser.open(f"{schemas.url}/#/topics/{decoded}/partitions/0/records?at=earliest")
+    browser.until("document.querySelectorAll('.list details[data-offset]').length === 6")
+    lines = "[...document.querySelectorAll('summary.line .text')].map(one => one.textContent)"
+    shown = browser.run(lines)[2:]
+    assert shown[::2] == ['"UA"'] * 5
+    assert shown[1::2][:2] == ['{"carrier":"UA","delay":2}', '{"cents":"7"}']
+    assert shown[1::2][2].startswith("00 00 00")
+    assert shown[1::2][4] == "plain"
+    browser.run("document.querySelectorAll('details[data-offset]').forEach(one => one.open = true)")
+    browser.until("document.querySelector('[data-offset=\"1\"] .json-name')")
+    texts = "[...document.querySelectorAll('details[data-offset]')].map(one => one.innerText)"
+    opened = browser.run(texts)
+    assert "Value decoded-value, version 1, id " in opened[1]
+    assert "Value money, version 1, id " in opened[2], "of another subject"
+    assert "Not decoded by the schema with the id" in opened[3]
+    assert "it ends early" in opened[3]
+    assert "9999999: there is no schema of this id" in opened[4]
+    assert "Not decoded" not in opened[5]
+    raw = "document.querySelectorAll('[data-offset=\"1\"] .raw')[1]"
+    browser.run(f"{raw}.querySelector('summary').click()")
+    assert "04 55 41 04" in browser.run(f"{raw}.innerText")
+    browser.run(f"{raw}.closest('.opened').querySelectorAll('ul a, h3 a')[1].click()")
+    browser.until("document.querySelector('h1').textContent === 'decoded-value'")
+
+
+def test_what_a_value_says_is_copied_and_so_is_what_was_sent(
+    browser: Chromium, schemas: Console, decoded: str
+) -> None:
+    browser.open(f"{schemas.url}/#/topics/{decoded}/partitions/0/records?at=1&limit=1")
+    browser.until("document.querySelector('.list details')")
+    browser.run(
+        "delete window.ClipboardItem; window.addEventListener('copy', ({ clipboardData }) => "
+        "{ window.taken = clipboardData.getData('text/plain') })"
+    )
+    browser.run("document.querySelectorAll('.list details').forEach(one => one.open = true)")
+
+    def copied(button: str) -> str:
+        browser.run(f"document.querySelector('{button}').focus()")
+        browser.press("Enter")
+        browser.until("document.querySelector('#said').textContent === 'Copied'")
+        browser.run("document.querySelector('#said').textContent = ''")
+        return str(browser.run("window.taken"))
+
+    assert json.loads(copied("[data-copy-shown]")) == "UA"
+    sent = base64.b64decode(copied("[data-copy=value_base64]"))
+    assert sent[5:] == b"\x04UA\x04"
+
+
+def test_what_takes_too_long_is_shown_as_it_was_sent(tmp_path: Path) -> None:
+    limits = (("decode_max_ms", 0), ("decode_max_bytes", 3))
+    for name, limit in limits:
+        http = HttpSettings(**{name: limit})
+        with open_console(tmp_path / name, bucket=False, http=http) as console:
+            register(console, "money", MONEY, schemaType="PROTOBUF")
+            fill_decoded(console)
+            shown = console.get("/console/topics/decoded/partitions/0/records?at=earliest").text
+        assert f"http.{name.replace('_', '.')} is {limit}" in shown
+        assert shown.count("<summary class") == 6
+
+
 @pytest.mark.parametrize(
     "page",
     [
@@ -172,15 +270,17 @@ def test_a_token_for_some_topics_sees_their_subjects_alone(tmp_path: Path) -> No
         "subject?subject=legs-value",
         "subject?subject=legs-value&version=2&against=1",
         "topics/legs/schemas",
+        "topics/decoded/partitions/0/records?at=earliest",
     ],
 )
 def test_axe_finds_nothing_on_pages_of_schemas(
-    browser: Chromium, schemas: Console, page: str
+    browser: Chromium, schemas: Console, decoded: str, page: str
 ) -> None:
     for width in (TABLE, PHONE):
         browser.emulate(width=width)
         browser.open(f"{schemas.url}/#/{page}")
         browser.until("document.querySelector('#view h1')")
         browser.until(SETTLED)
+        browser.run("document.querySelectorAll('.list details').forEach(one => one.open = true)")
         assert findings(browser) == []
         assert browser.run("document.documentElement.scrollWidth") <= width
