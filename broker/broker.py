@@ -54,6 +54,7 @@ from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.checkpoint_files import parse_topic_id
 from tierlog.record_format.errors import ConfigurationError, Throttled, TierlogError
 from tierlog.record_format.format_level import newest_level
+from tierlog.record_format.segment_entry import MergePlan, SegmentEntry
 from tierlog.record_format.topic_rules import ConfigValue
 
 if TYPE_CHECKING:
@@ -425,6 +426,14 @@ class Broker:
     def merge_segments(self, topic: str, *, wait_ms: int) -> Merged:
         """Merge neighbouring small segments in the bucket; begins none after `wait_ms`."""
         return self.background.merge_topic(self.topic(topic), wait_ms=wait_ms)
+
+    def plan_merges(self, topic: str, partition: int) -> MergePlan:
+        """Merges of a partition, for whoever makes the merged segments elsewhere."""
+        return self.background.plan_merges(self.partition(topic, partition))
+
+    def commit_merged(self, topic: str, partition: int, merged: SegmentEntry) -> None:
+        """Commit a segment that was made elsewhere, by a plan, in place of those it was made of."""
+        self.background.commit_merged(self.partition(topic, partition), merged)
 
     def collect_garbage(self, topic: str, *, apply: bool = False) -> dict[int, GarbagePlan]:
         """By partition, the objects that no manifest version needs; `apply` deletes them."""

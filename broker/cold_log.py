@@ -36,18 +36,27 @@ from tierlog.manifest import transitions
 from tierlog.manifest.codec import mergeable_pages
 from tierlog.manifest.garbage import Collector, GarbagePlan, GarbagePolicy
 from tierlog.manifest.invariants import InvalidTransition
+from tierlog.manifest.keys import base_offset_of
 from tierlog.manifest.pins import Pins
 from tierlog.manifest.state import Manifest, PageSource, live_size_bytes
 from tierlog.manifest.store import ManifestStore
 from tierlog.manifest.versions import VersionStat, outcome_unknown
+from tierlog.record_format.crc32c import crc32c_joined
 from tierlog.record_format.errors import (
     CorruptDataError,
     FieldProblem,
     InvalidConfig,
+    InvalidRequest,
     UnknownManifestVersion,
+    UnknownSegment,
 )
 from tierlog.record_format.index_layouts import AbortedTxn
-from tierlog.record_format.segment_entry import SegmentEntry
+from tierlog.record_format.segment_entry import (
+    MergePlan,
+    SegmentEntry,
+    name_of,
+    segment_keys_of,
+)
 
 
 class ColdLog:
@@ -229,18 +238,60 @@ class ColdLog:
                 last_offset=run[-1].last_offset,
                 modified_ms=max(one.modified_ms for one in run),
             )
-            keys, now_ms = self._manifests.keys, self._clock()
-            found = check_segment(
-                self._manifests.objects, merged, partition=keys.partition, deep=False
+            self._commit_merged(run, merged, log_crc32c=log_crc32c)
+
+    def merge_plan(self, runs: list[list[SegmentEntry]], *, index_interval_bytes: int) -> MergePlan:
+        """Of these runs, for whoever makes the merged segments elsewhere."""
+        return MergePlan(
+            runs=runs,
+            segments_folder=self._manifests.keys.segments,
+            leader_epoch=self.ownership.epoch,
+            index_interval_bytes=index_interval_bytes,
+            filters_keys=self.filters_keys,
+            reads_back=self._uploader.reads_back,
+        )
+
+    def commit_merged(self, run: Sequence[SegmentEntry], merged: SegmentEntry) -> None:
+        """Commit a segment that was uploaded elsewhere in place of `run`. Its bytes are those of
+        the run if it has their CRC-32C. Raises UnknownSegment if the run has
+        changed, InvalidRequest for keys of another folder.
+        """
+        whole = (run[0].base_offset, run[-1].last_offset) if run else ()
+        if (merged.base_offset, merged.last_offset) != whole:
+            raise UnknownSegment(
+                f"{self}: no segments that are only in the bucket begin at {merged.base_offset} "
+                f"and end at {merged.last_offset}: they have changed; ask for a new plan"
             )
+        own = f"{self._manifests.keys.segments}{name_of(merged.log_key)}.log"
+        if merged.keys != segment_keys_of(own) or base_offset_of(own) != merged.base_offset:
+            raise InvalidRequest(f"{self}: {merged.log_key} is not the key of such a segment")
+        crc = 0
+        for one in run:
+            crc = crc32c_joined(crc, one.log_crc32c, second_bytes=one.size_bytes)
+        try:
+            self._commit_merged(run, merged, log_crc32c=crc)
+        except InvalidTransition as error:
+            raise UnknownSegment(str(error)) from error
+
+    def _commit_merged(
+        self, run: Sequence[SegmentEntry], merged: SegmentEntry, *, log_crc32c: int
+    ) -> None:
+        """Raises CorruptDataError if it is not there as it should be. It is looked at under the
+        lock of collections, which could delete an object that nothing names yet.
+        """
+        keys, now_ms = self._manifests.keys, self._clock()
+
+        def checked(manifest: Manifest) -> Manifest:
+            store = self._manifests.objects
+            found = check_segment(store, merged, partition=keys.partition, deep=False)
             if merged.log_crc32c != log_crc32c or found.problems:
                 detail = found.problems[0].detail if found.problems else "has other bytes"
                 raise CorruptDataError(f"merged wrongly: {detail}", file=merged.log_key)
-            self.commit_transition(
-                lambda manifest: transitions.merge_segments(
-                    manifest, run, merged, pages=self._manifests, now_ms=now_ms
-                )
+            return transitions.merge_segments(
+                manifest, run, merged, pages=self._manifests, now_ms=now_ms
             )
+
+        self.commit_transition(checked)
 
     def follow_log_start(self, log_start_offset: int) -> None:
         """Advance the manifest's log start to that of the local log. Does nothing before the claim,

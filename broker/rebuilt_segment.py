@@ -18,6 +18,7 @@ from typing import NamedTuple
 from tierlog.broker.partition import Partition
 from tierlog.broker.upkeep import PIECE_BYTES
 from tierlog.cold_tier.index_bundle import ParsedBundle
+from tierlog.cold_tier.merged_segment import check_log_crc
 from tierlog.cold_tier.ranged_reader import read_range
 from tierlog.cold_tier.segment_lookup import load_bundle
 from tierlog.host.disk import disk_full, is_disk_full
@@ -101,16 +102,6 @@ def verified_pieces(pieces: Iterable[bytes], entry: SegmentEntry) -> Iterator[by
         crc = crc32c_of(piece, crc)
         yield piece
     check_log_crc(entry, crc)
-
-
-def check_log_crc(entry: SegmentEntry, crc: int) -> None:
-    """Raises CorruptDataError unless the `.log` object that was read has the manifest's CRC-32C."""
-    if crc != entry.log_crc32c:
-        raise CorruptDataError(
-            f"has CRC-32C {crc:08x}, not {entry.log_crc32c:08x}: "
-            "`tierlog storage verify --deep` shows where",
-            file=entry.log_key,
-        )
 
 
 def snapshot_before(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
+from itertools import takewhile
 
 import msgspec
 
@@ -22,8 +23,13 @@ from tierlog.hot_tier.sealed_segments import Gap, SegmentView
 from tierlog.hot_tier.segment import SegmentFiles
 from tierlog.manifest.garbage import GarbagePlan, GarbagePolicy
 from tierlog.manifest.state import Manifest, PageSource
-from tierlog.record_format.errors import CorruptDataError, OffsetTrimmed, UnknownSegment
-from tierlog.record_format.segment_entry import SegmentEntry
+from tierlog.record_format.errors import (
+    CorruptDataError,
+    InvalidRequest,
+    OffsetTrimmed,
+    UnknownSegment,
+)
+from tierlog.record_format.segment_entry import MergePlan, SegmentEntry
 
 PIECE_BYTES = 8 << 20
 
@@ -224,6 +230,25 @@ class PartitionUpkeep:
         """Upload what `run` was merged to, and commit it in their place."""
         assert isinstance(self._cold, ColdLog), "there is no bucket to merge in"
         self._cold.replace_merged(run, files, log_crc32c=log_crc32c)
+
+    def merge_plan(self, runs: list[list[SegmentEntry]]) -> MergePlan:
+        """Of these runs, with what their merged segments are made with."""
+        if not isinstance(self._cold, ColdLog):
+            raise InvalidRequest(f"{self._log} has no segments in a bucket")
+        return self._cold.merge_plan(
+            runs, index_interval_bytes=self._log.config.index_interval_bytes
+        )
+
+    def commit_merged(self, merged: SegmentEntry) -> None:
+        """Commit what was uploaded elsewhere in place of what it was merged of; nothing if that was
+        done before.
+        """
+        if not isinstance(self._cold, ColdLog):
+            raise InvalidRequest(f"{self._log} has no segments in a bucket")
+        following = self.mergeable_entries(merged.base_offset)
+        run = list(takewhile(lambda one: one.base_offset <= merged.last_offset, following))
+        if len(run) != 1 or not run[0].same_bytes(merged):
+            self._cold.commit_merged(run, merged)
 
     def resolve_failed_commit(self) -> None:
         """Find out whether a failed commit has landed."""

@@ -109,6 +109,10 @@ class SegmentUploader:
         self._store, self._limits, self._checkpoints = store, limits, checkpoints
         self._reads_back, self._pace = reads_back, pace
 
+    @property
+    def reads_back(self) -> bool:
+        return self._reads_back()
+
     def upload_segment(
         self, files: SegmentFiles, *, folder: str, leader_epoch: int, filters_keys: bool = True
     ) -> SegmentEntry:

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from tierlog.host.disk import Disk, is_disk_full, write_all
 from tierlog.host.durable_file import write_atomically
-from tierlog.hot_tier.indexes import Entry, IndexBuilder, IndexColumns
+from tierlog.hot_tier.indexes import Entry, IndexColumns
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_folder import (
     LOG,
@@ -34,6 +34,7 @@ from tierlog.hot_tier.log_folder import (
 )
 from tierlog.hot_tier.segment import MAX_SEGMENT_BYTES, Segment, SegmentEnd
 from tierlog.record_format.batch import NO_TIMESTAMP, BatchHeader, Buffer
+from tierlog.record_format.index_builder import IndexBuilder
 from tierlog.record_format.index_layouts import (
     MAX_RELATIVE_OFFSET,
     OFFSET_ENTRY,

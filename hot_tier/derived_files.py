@@ -28,7 +28,7 @@ from tierlog.host.disk import Disk
 from tierlog.host.durable_file import read_whole, write_atomically
 from tierlog.host.file_slice import OpenFile
 from tierlog.hot_tier.batch_walk import batch_of, headers_of
-from tierlog.hot_tier.indexes import IndexBuilder, IndexColumns
+from tierlog.hot_tier.indexes import IndexColumns
 from tierlog.hot_tier.log_folder import (
     LOG,
     OFFSET_INDEX,
@@ -52,6 +52,7 @@ from tierlog.record_format.batch_runs import HeaderRun
 from tierlog.record_format.checkpoint_files import ProducerEntry, format_snapshot, parse_snapshot
 from tierlog.record_format.decode import end_marker_of
 from tierlog.record_format.errors import CorruptIndex, CorruptSnapshot, UnknownFormatVersion
+from tierlog.record_format.index_builder import IndexBuilder
 from tierlog.record_format.index_layouts import (
     OFFSET_ENTRY,
     TIME_ENTRY,

@@ -45,7 +45,7 @@ from tierlog.hot_tier.derived_files import (
     replay,
     restore_older_batches,
 )
-from tierlog.hot_tier.indexes import IndexColumns, LargestTimestamp
+from tierlog.hot_tier.indexes import IndexColumns
 from tierlog.hot_tier.leader_epochs import LeaderEpochs
 from tierlog.hot_tier.log_folder import OFFLINE_MARKER, OFFSET_INDEX, TIME_INDEX, LogFolder
 from tierlog.hot_tier.log_state import LogSetting, LogState, OpeningLog, Segments
@@ -54,6 +54,7 @@ from tierlog.hot_tier.recovery_scan import OpenRequest, Recovery, RecoveryReport
 from tierlog.hot_tier.roll import create_segment, open_active, resume_active
 from tierlog.hot_tier.segment import Segment, SegmentEnd
 from tierlog.record_format.errors import CorruptDataError, CorruptIndex, CorruptSnapshot
+from tierlog.record_format.index_builder import LargestTimestamp
 from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET, OFFSET_ENTRY, TIME_ENTRY
 
 

@@ -25,7 +25,6 @@ from tierlog.hot_tier.derived_files import (
     write_indexes,
     write_snapshot,
 )
-from tierlog.hot_tier.indexes import IndexBuilder
 from tierlog.hot_tier.log_folder import LOG, OFFSET_INDEX, TIME_INDEX, LogFolder
 from tierlog.hot_tier.log_state import OpeningLog, Segments
 from tierlog.hot_tier.roll import open_active, resume_active
@@ -33,6 +32,7 @@ from tierlog.hot_tier.segment import Segment, SegmentEnd
 from tierlog.hot_tier.torn_tail import BadBytes, CutFiles, NextSegment, Place
 from tierlog.record_format.batch import BatchHeader
 from tierlog.record_format.errors import CorruptBatch, CorruptDataError
+from tierlog.record_format.index_builder import IndexBuilder
 from tierlog.record_format.index_layouts import MAX_RELATIVE_OFFSET, AbortedTxn
 
 REWRITE_CHUNK_BYTES: Final = 1 << 20

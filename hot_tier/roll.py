@@ -11,7 +11,7 @@ from __future__ import annotations
 from tierlog.host.disk import disk_full, is_disk_full
 from tierlog.hot_tier.active_segment import ActiveSegment
 from tierlog.hot_tier.derived_files import begin_states, write_snapshot
-from tierlog.hot_tier.indexes import IndexColumns, LargestTimestamp
+from tierlog.hot_tier.indexes import IndexColumns
 from tierlog.hot_tier.log_folder import (
     LOG,
     OFFSET_INDEX,
@@ -25,6 +25,7 @@ from tierlog.hot_tier.log_state import Flushed, LogSetting, LogState, OpeningLog
 from tierlog.hot_tier.segment import Segment, SegmentEnd, modified_ms
 from tierlog.record_format.batch import NO_TIMESTAMP
 from tierlog.record_format.errors import TierlogError
+from tierlog.record_format.index_builder import LargestTimestamp
 from tierlog.record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
 
 

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from tierlog.host.durable_file import read_whole
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier.batch_walk import check_in_order, headers_from
-from tierlog.hot_tier.indexes import IndexColumns, LargestTimestamp
+from tierlog.hot_tier.indexes import IndexColumns
 from tierlog.hot_tier.log_folder import (
     LOG,
     OFFSET_INDEX,
@@ -37,6 +37,7 @@ from tierlog.hot_tier.log_folder import (
 from tierlog.hot_tier.open_files import FileReader, OpenFiles
 from tierlog.record_format.batch import NO_TIMESTAMP, BatchHeader
 from tierlog.record_format.errors import CorruptBatch, CorruptIndex
+from tierlog.record_format.index_builder import LargestTimestamp
 from tierlog.record_format.index_layouts import (
     MAX_RELATIVE_OFFSET,
     AbortedTxn,

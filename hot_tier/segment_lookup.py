@@ -20,12 +20,13 @@ from struct import Struct
 
 from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.hot_tier.batch_walk import ONE_HEADER_BYTES, WINDOW_BYTES, headers_from
-from tierlog.hot_tier.indexes import Entry, IndexColumns, LargestTimestamp
+from tierlog.hot_tier.indexes import Entry, IndexColumns
 from tierlog.hot_tier.log_folder import OFFSET_INDEX, TIME_INDEX
 from tierlog.hot_tier.open_files import FileReader, OpenFiles
 from tierlog.hot_tier.segment import MAX_SEGMENT_BYTES, Part, Segment, SegmentEnd
 from tierlog.record_format.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, parse_header
 from tierlog.record_format.errors import CorruptBatch, CorruptIndex, eio_as
+from tierlog.record_format.index_builder import LargestTimestamp
 from tierlog.record_format.index_layouts import OFFSET_ENTRY, TIME_ENTRY
 
 

@@ -33,7 +33,6 @@ from typing import Final
 
 from tierlog.host.disk import write_all
 from tierlog.host.file_slice import OpenFile
-from tierlog.hot_tier.indexes import IndexBuilder
 from tierlog.hot_tier.log_folder import (
     CLEANED,
     LOG,
@@ -55,6 +54,7 @@ from tierlog.record_format.batch import BatchHeader, Buffer
 from tierlog.record_format.checkpoint_files import EpochEntry
 from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.errors import Throttled
+from tierlog.record_format.index_builder import IndexBuilder
 from tierlog.record_format.index_layouts import AbortedTxn, pack_txn_index
 
 WRITE_BYTES: Final = 1 << 20

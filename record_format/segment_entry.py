@@ -80,6 +80,19 @@ class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 _LOG = re.compile(r"([0-9]{20}-[0-9]{1,10}-[0-9a-z]{1,64})\.log")
 
 
+class MergePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """`runs`: which segments of a partition may become one each, oldest first. The rest is what
+    merged segments are made with; `reads_back`: the store's own checksums are not to be trusted.
+    """
+
+    runs: list[list[SegmentEntry]]
+    segments_folder: str
+    leader_epoch: int
+    index_interval_bytes: int
+    filters_keys: bool
+    reads_back: bool
+
+
 class SegmentKeys(NamedTuple):
     """The two objects of one upload of one segment."""
 

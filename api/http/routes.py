@@ -39,6 +39,7 @@ from tierlog.broker.background.merger import Merged
 from tierlog.broker.reports import StorageReport
 from tierlog.broker.topics import TopicState
 from tierlog.record_format.findings import VerifyReport
+from tierlog.record_format.segment_entry import MergePlan, SegmentEntry
 
 _LINE_REF: Final = {"$ref": "#/components/schemas/RecordLine"}
 _EVENT: Final[Any] = {
@@ -285,6 +286,8 @@ def _tail(path: str, *, whole_topic: bool) -> Call:
     )
 
 
+_MERGING: Final = ("invalid-request", "leadership-lost", "store-unavailable")
+
 _RECORD_CALLS: Final = (
     _produce(TOPIC + "/records", to_partition=False),
     _produce(PARTITION + "/records", to_partition=True),
@@ -420,6 +423,28 @@ _LOG_CALLS: Final = (
         ),
     ),
     _log_call(
+        method="GET",
+        path=PARTITION + "/merge",
+        endpoint=operations.merge_plan,
+        summary="Which segments may be merged, for a job that merges them elsewhere",
+        description="Of the oldest first, and not always all: ask again after they were merged.",
+        response={JSON: Body(schema=MergePlan)},
+        problems=(*NO_PARTITION, *ELSEWHERE, *_MERGING),
+    ),
+    _log_call(
+        method="POST",
+        path=PARTITION + "/merge",
+        endpoint=operations.commit_merged,
+        summary="Commit a segment that a job made in place of those whose bytes it has",
+        description=(
+            "Its objects are in the partition's folder of the bucket, and are checked there. "
+            "Repeating it changes nothing."
+        ),
+        body={JSON: Body(schema=SegmentEntry, example=examples.MERGED_SEGMENT)},
+        status=204,
+        problems=(*NO_PARTITION, *ELSEWHERE, *_MERGING, "unknown-segment"),
+    ),
+    _log_call(
         method="POST",
         path=TOPIC + "/offload",
         endpoint=operations.offload,
@@ -440,14 +465,7 @@ _LOG_CALLS: Final = (
         ),
         query=operations.MergeQuery,
         response={JSON: Body(schema=Merged)},
-        problems=(
-            *NO_TOPIC,
-            "invalid-request",
-            "leadership-lost",
-            "log-offline",
-            "disk-full",
-            "store-unavailable",
-        ),
+        problems=(*NO_TOPIC, *_MERGING, "log-offline", "disk-full"),
     ),
     _log_call(
         method="POST",

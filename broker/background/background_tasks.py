@@ -37,6 +37,8 @@ from tierlog.broker.share_groups import ShareGroups
 from tierlog.broker.topics import Topic
 from tierlog.broker.transactions import Transactions
 from tierlog.manifest.forced_claims import ForcedClaims
+from tierlog.record_format.errors import InvalidRequest
+from tierlog.record_format.segment_entry import MergePlan, SegmentEntry
 
 if TYPE_CHECKING:
     from tierlog.broker.cluster.cluster import Cluster
@@ -216,6 +218,18 @@ class BackgroundTasks:
         if self.merger is None:
             return Merged(0, 0, 0, 0)
         return self.merger.merge_topic(topic, wait_ms=wait_ms)
+
+    def plan_merges(self, partition: Partition) -> MergePlan:
+        """Merges of a partition for whoever makes the merged segments elsewhere."""
+        return self._required_merger(partition).plan_merges(partition)
+
+    def commit_merged(self, partition: Partition, merged: SegmentEntry) -> None:
+        self._required_merger(partition).commit_merged(partition, merged)
+
+    def _required_merger(self, partition: Partition) -> Merger:
+        if self.merger is None:
+            raise InvalidRequest(f"{partition} has no segments in a bucket")
+        return self.merger
 
     def offload_partition(self, partition: Partition, timeout_s: float) -> bool:
         """Upload what is sealed of it; whether all was within this time."""

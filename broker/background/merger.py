@@ -35,14 +35,12 @@ from tierlog.broker.background.task_failures import TaskFailures
 from tierlog.broker.bucket import Bucket
 from tierlog.broker.live_topics import LiveTopics
 from tierlog.broker.partition import Partition
-from tierlog.broker.rebuilt_segment import check_log_crc, rebuilt_segment, with_transactions
+from tierlog.broker.rebuilt_segment import rebuilt_segment, with_transactions
 from tierlog.broker.topics import Topic
-from tierlog.broker.upkeep import PIECE_BYTES
-from tierlog.cold_tier.ranged_reader import read_range
+from tierlog.cold_tier.merged_segment import JoinedBytes, pieces_of, read_piece
 from tierlog.cold_tier.segment_lookup import load_bundle
 from tierlog.host.threads import Threads
-from tierlog.object_store.store import ObjectStore
-from tierlog.record_format.crc32c import crc32c_of
+from tierlog.hot_tier.log_config import LogConfig
 from tierlog.record_format.errors import (
     InvalidRequest,
     LogOfflineError,
@@ -50,7 +48,7 @@ from tierlog.record_format.errors import (
     TierlogError,
     UnknownTopic,
 )
-from tierlog.record_format.segment_entry import SegmentEntry
+from tierlog.record_format.segment_entry import MergePlan, SegmentEntry
 
 log = structlog.get_logger(__name__)
 
@@ -59,6 +57,7 @@ R = TypeVar("R")
 
 ROUND_BYTES: Final = 1 << 30
 READS: Final = 8  # at once
+PLANNED_MAX: Final = 4096  # segments of one answer, about
 
 
 class Merged(msgspec.Struct, frozen=True):
@@ -129,11 +128,7 @@ class Merger:
         """Merge all that the limits of the topic allow. No merge begins after `wait_ms`, but one
         does. Raises InvalidRequest for a compacted topic, and what a merge raises.
         """
-        if topic.config.compacts:
-            raise InvalidRequest(
-                f"topic {topic.record.name} has cleanup.policy {topic.config.cleanup_policy}: "
-                "compaction merges its segments"
-            )
+        _check_mergeable(topic.record.name, topic.config)
         deadline_s, done, left = time.monotonic() + wait_ms / 1000, Merged(0, 0, 0, 0), 0
         limits = limits_of(topic.config)
         for partition in topic.partitions.values():
@@ -152,6 +147,29 @@ class Merger:
                     0,
                 )
         return msgspec.structs.replace(done, remaining_segments=left)
+
+    def plan_merges(self, partition: Partition) -> MergePlan:
+        """The first merges that the limits of the topic allow, for whoever makes them elsewhere.
+        Raises InvalidRequest for a compacted topic, FencedError, StoreUnavailable.
+        """
+        _check_mergeable(partition.topic, partition.config)
+        partition.claim()
+        runs: list[list[SegmentEntry]] = []
+        for run in self._runs(partition, limits_of(partition.config), from_offset=0):
+            if len(run.entries) > 1:
+                runs.append(list(run.entries))
+            if sum(map(len, runs)) >= PLANNED_MAX:
+                break
+        return partition.upkeep.merge_plan(runs)
+
+    def commit_merged(self, partition: Partition, merged: SegmentEntry) -> None:
+        """Commit a segment that was made elsewhere in place of those whose bytes it has. Raises
+        UnknownSegment if they have changed, and what `plan_merges` raises.
+        """
+        _check_mergeable(partition.topic, partition.config)
+        partition.claim()
+        partition.upkeep.resolve_failed_commit()
+        partition.upkeep.commit_merged(merged)
 
     def _merge_next(self, partition: Partition) -> int:
         """Merge the oldest run that is whole; the bytes that were merged."""
@@ -188,7 +206,7 @@ class Merger:
                 txn_index += bundle.txn_index
                 snapshot = bundle.producer_snapshot
             whole = msgspec.structs.replace(run[0], last_offset=run[-1].last_offset)
-            body = _JoinedBytes(self._ahead(_pieces_of(run), partial(_read_piece, store)))
+            body = JoinedBytes(self._ahead(pieces_of(run), partial(read_piece, store)))
             with rebuilt_segment(
                 self._scratch, partition, whole, body, clock=self._clock
             ) as rebuilt:
@@ -218,37 +236,12 @@ class Merger:
             yield pending.popleft().result()
 
 
-class _Piece(NamedTuple):
-    entry: SegmentEntry
-    start: int
-    end: int
-
-
-def _pieces_of(run: Iterable[SegmentEntry]) -> Iterator[_Piece]:
-    for entry in run:
-        for start in range(0, entry.size_bytes, PIECE_BYTES):
-            yield _Piece(entry, start, min(start + PIECE_BYTES, entry.size_bytes))
-
-
-def _read_piece(store: ObjectStore, piece: _Piece) -> tuple[_Piece, bytes]:
-    return piece, read_range(store, piece.entry.log_key, piece.start, piece.end)
-
-
-class _JoinedBytes:
-    """The bytes of whole segments. `crc32c` is that of all, once they were iterated."""
-
-    def __init__(self, reads: Iterable[tuple[_Piece, bytes]]) -> None:
-        self._reads, self.crc32c = reads, 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Raises CorruptDataError for a segment that has not the manifest's CRC-32C."""
-        crc = 0
-        for piece, body in self._reads:
-            crc = crc32c_of(body, crc if piece.start else 0)
-            if piece.end == piece.entry.size_bytes:
-                check_log_crc(piece.entry, crc)
-            self.crc32c = crc32c_of(body, self.crc32c)
-            yield body
+def _check_mergeable(topic: str, config: LogConfig) -> None:
+    if config.compacts:
+        raise InvalidRequest(
+            f"topic {topic} has cleanup.policy {config.cleanup_policy}: "
+            "compaction merges its segments"
+        )
 
 
 def _is_due(partition: Partition) -> bool:

@@ -294,7 +294,7 @@ class ClientOrBucketOptions(ClientOptions):
 
 def client_command(function: Callable[..., None]) -> Callable[..., None]:
     """Make a command of `function(client, ...)`."""
-    return with_group(function, ClientOptions, _with_client)
+    return with_group(function, ClientOptions, with_client)
 
 
 def client_or_bucket_command(function: Callable[..., None]) -> Callable[..., None]:
@@ -305,12 +305,13 @@ def client_or_bucket_command(function: Callable[..., None]) -> Callable[..., Non
 def _with_source(options: ClientOrBucketOptions, call: partial[None]) -> None:
     bucket = BucketOptions.if_given(options.store, options.endpoint, options.region)
     if bucket is None:
-        _with_client(options, call)
+        with_client(options, call)
     else:
         call(bucket)
 
 
-def _with_client(options: ClientOptions, call: partial[None]) -> None:
+def with_client(options: ClientOptions, call: Callable[[Client], None]) -> None:
+    """`call` with a client; its errors get hints."""
     from tierlog.client.client import Client
     from tierlog.client.exchange import BrokerUnreachable
     from tierlog.client.problems import NotOfferedHere

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -15,16 +16,29 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
-from tierlog.cli.on_spark import ConfOption, MasterOption, SourceOptions, job, task_bar
+from tierlog.cli.on_spark import (
+    ConfOption,
+    MasterOption,
+    SourceOptions,
+    job,
+    task_bar,
+)
+from tierlog.cli.on_spark import StoreOption as SparkStoreOption
 from tierlog.cli.options import (
     BucketOptions,
+    ClientOptions,
     ClientOrBucket,
+    EndpointOption,
     OutputOption,
+    RegionOption,
     TopicArgument,
     TopicOrAll,
     client_command,
     client_or_bucket_command,
+    complete_topic,
+    takes,
     topic_names,
+    with_client,
 )
 from tierlog.cli.output import (
     FOUND_PROBLEMS,
@@ -59,6 +73,17 @@ Cache = Annotated[
 CacheFolder = Annotated[
     Path | None,
     typer.Option("--data-dir", metavar="DIR", help="The broker's data folder, for --cache."),
+]
+
+TopicsArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="TOPIC", help="The topics.", autocompletion=complete_topic),
+]
+MergeOnSpark = Annotated[
+    bool,
+    typer.Option(
+        "--spark", help="Make the merged segments on Spark's executors; requires --store."
+    ),
 ]
 
 MERGE_STEP_MS: Final = 5_000  # between two looks at the progress
@@ -199,14 +224,56 @@ def _offload_all(client: Client, wait_ms: int | None) -> Iterator[tuple[str, Off
             yield name, client.offload(name, wait_ms=wait_ms)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactOptions(ClientOptions):
+    """The broker, and with `spark` the bucket that executors use."""
+
+    spark: MergeOnSpark = False
+    store: SparkStoreOption = None
+    endpoint: EndpointOption = None
+    region: RegionOption = None
+    master: MasterOption = None
+    conf: ConfOption = None
+
+    def source(self, topics: Sequence[str]) -> dict[str, str]:
+        """The options of the Spark source."""
+        if self.store is None:
+            raise typer.BadParameter("--spark requires --store: executors use the bucket directly")
+        options = SourceOptions(
+            store=self.store,
+            server=self.server,
+            endpoint=self.endpoint,
+            region=self.region,
+            token_file=self.token_file,
+        )
+        more = {"token": self.token, "caFile": str(self.ca_file) if self.ca_file else None}
+        return options.of(",".join(topics), more)
+
+
 @app.command("compact")
-@client_command
-def compact(client: Client, topic: TopicArgument, output: OutputOption = Output.AUTO) -> None:
+@takes(CompactOptions)
+def compact(
+    options: CompactOptions, topics: TopicsArgument, output: OutputOption = Output.AUTO
+) -> None:
     """Merge neighbouring small segments that are only in the bucket, so that reading them takes
     fewer requests. Records and offsets stay as they are.
 
     May be interrupted, and repeated. `cold.merge.min.bytes` has it done in the background.
     """
+    if options.spark:
+        done = _merge_on_spark(options, topics)
+        output.report({"topics": topics, **done}, f"{', '.join(topics)}: {_merged_text(done)}")
+        return
+
+    def merge(client: Client) -> None:
+        for topic in topics:
+            done = _merge_by_broker(client, topic)
+            output.report({"topic": topic, **done}, f"{topic}: {_merged_text(done)}")
+
+    with_client(options, merge)
+
+
+def _merge_by_broker(client: Client, topic: str) -> dict[str, int]:
     segments = new = size_bytes = 0
     with progress_bar(f"compact {topic}", in_bytes=True) as move:
         remaining = True
@@ -216,9 +283,23 @@ def compact(client: Client, topic: TopicArgument, output: OutputOption = Output.
             size_bytes += done.merged_bytes
             move(completed=size_bytes)
             remaining = done.remaining_segments > 0
-    document = {"merged_segments": segments, "new_segments": new, "merged_bytes": size_bytes}
-    counted = f"{segments} segments, {format_size(size_bytes)}, became {new}"
-    output.report({"topic": topic, **document}, f"{topic}: {counted}")
+    return {"merged_segments": segments, "new_segments": new, "merged_bytes": size_bytes}
+
+
+def _merge_on_spark(options: CompactOptions, topics: Sequence[str]) -> dict[str, int]:
+    source = options.source(topics)
+    with (
+        job("tierlog storage compact", master=options.master, conf=options.conf) as session,
+        task_bar("compact") as progress,
+    ):
+        from tierlog.spark_reader.jobs.merge import merge as run_merge
+
+        return run_merge(session, source, progress=progress)._asdict()
+
+
+def _merged_text(done: Mapping[str, int]) -> str:
+    size = format_size(done["merged_bytes"])
+    return f"{done['merged_segments']} segments, {size}, became {done['new_segments']}"
 
 
 @app.command("trim")

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
+import msgspec
+
 from tierlog.client import responses
 from tierlog.client.exchange import Call
 from tierlog.client.records import (
@@ -53,6 +55,7 @@ from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.codecs import NONE
 from tierlog.record_format.decode import Record
 from tierlog.record_format.errors import InvalidTopicName
+from tierlog.record_format.segment_entry import MergePlan, SegmentEntry
 from tierlog.record_format.topic_rules import ConfigValue
 
 VERIFY_WAIT_S: Final = 3600.0
@@ -446,6 +449,22 @@ def merge(topic: str, *, wait_ms: int = 0) -> Call[responses.MergeResult]:
         subject=Subject(topic),
     )
     return Call(request, json_reader(responses.MergeResult))
+
+
+def merge_plan(topic: str, partition: int) -> Call[MergePlan]:
+    """Which segments may be merged, for whoever makes the merged segments elsewhere. Not always
+    all: ask again after they were merged.
+    """
+    return Call(_get_of(topic, partition, "merge"), json_reader(MergePlan))
+
+
+def commit_merged(topic: str, partition: int, merged: SegmentEntry) -> Call[None]:
+    """Commit a segment that was made by a plan in place of those whose bytes it has. Repeating it
+    changes nothing. Raises UnknownSegment if they have changed.
+    """
+    path = f"{partition_path(topic, partition)}/merge"
+    request = json_request("POST", path, msgspec.to_builtins(merged), Subject(topic, partition))
+    return Call(request, lambda _: None)
 
 
 def verify(topic: str, *, deep: bool = False) -> Call[dict[str, object]]:

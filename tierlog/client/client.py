@@ -233,6 +233,8 @@ class _BrokerClient(Generic[Transport, Records]):
     verify = method(calls.verify)
     offload = method(calls.offload)
     merge = method(calls.merge)
+    merge_plan = method(calls.merge_plan)
+    commit_merged = method(calls.commit_merged)
     trim = method(calls.trim)
     readiness = method(calls.readiness)
 

@@ -86,6 +86,8 @@ NEEDS: Final[Mapping[tuple[str, str], Need]] = {
     ("GET", _PARTITION + "/segments/{base_offset}"): Need(READ),
     ("GET", _PARTITION + "/manifest"): Need(READ),
     ("POST", _PARTITION + "/trim"): Need(ADMIN),
+    ("GET", _PARTITION + "/merge"): Need(ADMIN),
+    ("POST", _PARTITION + "/merge"): Need(ADMIN),
     ("POST", _TOPIC + "/offload"): Need(ADMIN),
     ("POST", _TOPIC + "/merge"): Need(ADMIN),
     ("POST", _TOPIC + "/verify"): Need(ADMIN),

@@ -20,7 +20,9 @@ from tierlog.api.http.control_routes import (
     TheContext,
     TheExchange,
     TheGrant,
+    ThePartition,
     WithoutBody,
+    body_as,
     query_as,
 )
 from tierlog.api.http.exchange import Exchange
@@ -33,6 +35,7 @@ from tierlog.broker.background.copier import Offloaded
 from tierlog.broker.background.merger import Merged
 from tierlog.broker.reports import StorageReport
 from tierlog.record_format.findings import Problem, VerifyReport
+from tierlog.record_format.segment_entry import SegmentEntry
 from tierlog.repair.local_repair import LOSSLESS
 from tierlog.repair.repair import repair_topic
 from tierlog.repair.verify import verify_topic
@@ -152,6 +155,23 @@ async def merge(
 ) -> Response:
     call = partial(context.broker.merge_segments, topic, wait_ms=query.wait_ms)
     return JsonResponse(added(*await _of_all_leaders(context, exchange, topic, call, Merged)))
+
+
+async def merge_plan(
+    context: TheContext, topic: str, partition: ThePartition, _: Annotated[None, WithoutBody]
+) -> Response:
+    call = partial(context.broker.plan_merges, topic, partition.number)
+    return JsonResponse(await context.write_cold(call))
+
+
+async def commit_merged(
+    context: TheContext,
+    topic: str,
+    partition: ThePartition,
+    body: Annotated[SegmentEntry, body_as(SegmentEntry)],
+) -> Response:
+    await context.write_cold(context.broker.commit_merged, topic, partition.number, body)
+    return Response(status_code=204)
 
 
 async def verify(

@@ -12,7 +12,8 @@ from typing import Any, Final
 _TOPIC_ID: Final = "Yh2uZyKKT5aFcGuNgd3XWA"
 _OWNER: Final = "2af2d330872d96663d53340610f6c4b9"
 _FIRST_MS, _LAST_MS = 1795860000000, 1795946340000
-_OBJECT: Final = f"prefix/topics/flights/{_TOPIC_ID}/0/segments/{0:020}-1-8f4f1f2cb8d0a1c2e3f4"
+_SEGMENTS: Final = f"topics/flights/{_TOPIC_ID}/0/segments/"
+_OBJECT: Final = f"prefix/{_SEGMENTS}{0:020}-1-8f4f1f2cb8d0a1c2e3f4"
 _OFFSETS: Final = {
     "log_start_offset": 0,
     "local_log_start_offset": 107338,
@@ -76,6 +77,24 @@ _TOPIC: Final = {
 }
 LINE: Final = json.dumps({"partition": 0, **_RECORD}) + "\n"
 EVENT: Final = f"id: {_RECORD['offset']}\ndata: {LINE}\n"
+
+MERGED_SEGMENT: Final = {
+    "base_offset": 0,
+    "last_offset": 107337,
+    "size_bytes": 16777180,
+    "record_count": 107338,
+    "min_timestamp": _FIRST_MS,
+    "max_timestamp": _LAST_MS,
+    "leader_epoch": 1,
+    "log_key": f"{_SEGMENTS}{0:020}-1-8f4f1f2cb8d0a1c2e3f4.log",
+    "log_crc32c": 2717908992,
+    "indexes_key": f"{_SEGMENTS}{0:020}-1-8f4f1f2cb8d0a1c2e3f4.indexes",
+    "indexes_crc32c": 305419896,
+    "indexes_size_bytes": 135120,
+    "chunk_table_position": 92,
+    "chunk_table_size": 164,
+    "modified_ms": _LAST_MS,
+}
 
 EXAMPLES: Final[Mapping[str, Any]] = {
     "TopicList": {
@@ -191,6 +210,14 @@ EXAMPLES: Final[Mapping[str, Any]] = {
         "new_segments": 1,
         "merged_bytes": 48211968,
         "remaining_segments": 0,
+    },
+    "MergePlan": {
+        "runs": [],
+        "segments_folder": _SEGMENTS,
+        "leader_epoch": 1,
+        "index_interval_bytes": 4096,
+        "filters_keys": True,
+        "reads_back": False,
     },
     "VerifyReport": {
         "ok": False,

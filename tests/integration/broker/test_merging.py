@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from msgspec.structs import replace
 
 from tests.fakes.broker_harness import run_janitor
 from tests.fakes.compacted_topics import cold_records, last_of, put
@@ -10,6 +11,7 @@ from tests.fakes.faulty_object_store import FailsAfter, WrongBytes
 from tierlog.broker.background import merger as merger_module
 from tierlog.broker.segment_listing import iter_segments
 from tierlog.broker.upkeep import PartitionUpkeep
+from tierlog.cold_tier.merged_segment import merge_objects
 from tierlog.cold_tier.segment_lookup import load_bundle
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_writer import Acks
@@ -23,8 +25,10 @@ from tierlog.record_format.errors import (
     InvalidRequest,
     OutcomeUnknownError,
     StoreUnavailable,
+    UnknownSegment,
 )
 from tierlog.record_format.produced import ProduceLimits, build_marker, check_produced
+from tierlog.record_format.segment_entry import SegmentEntry
 from tierlog.repair.verify import verify_topic
 from tierlog.spark_reader.arrow_dataset import dataset
 
@@ -56,6 +60,20 @@ def cold_only(harness):
 
 def merge(harness, **wait):
     return harness.broker.merge_segments("t", **{"wait_ms": 60_000, **wait})
+
+
+def merge_elsewhere(harness):
+    """As a job does, which reads and writes the bucket and has the broker commit."""
+    plan = harness.broker.plan_merges("t", 0)
+    for run in plan.runs:
+        merged = merge_objects(harness.store, run, plan, scratch=harness.root / "elsewhere")
+        harness.broker.commit_merged("t", 0, merged)
+        assert not (harness.root / "elsewhere").exists()
+
+
+@pytest.fixture(params=[merge, merge_elsewhere])
+def merge_all(request):
+    return request.param
 
 
 def entries(harness):
@@ -95,6 +113,60 @@ def test_merged_segments_have_the_same_bytes_and_indexes_of_their_own(harness):
     (merged,) = entries(harness)
     assert len(load_bundle(harness.store, merged).offset_index) >= 4 * 8
     assert merge(harness).new_segments == 0
+
+
+def test_a_segment_that_is_merged_elsewhere_is_as_one_that_the_broker_merges(harness):
+    small_segments(harness, 6)
+    plan = harness.broker.plan_merges("t", 0)
+    merged = merge_objects(harness.store, plan.runs[0], plan, scratch=harness.root / "elsewhere")
+    merge(harness)
+    (here,) = entries(harness)
+    unlike = ("log_key", "indexes_key")
+    assert {name: getattr(merged, name) for name in SegmentEntry.__struct_fields__} == {
+        name: getattr(merged if name in unlike else here, name)
+        for name in SegmentEntry.__struct_fields__
+    }
+    bodies = [harness.store.get(one.indexes_key, max_bytes=1 << 20) for one in (merged, here)]
+    assert bodies[0] == bodies[1]
+    harness.broker.commit_merged("t", 0, merged)  # its bytes are there: it changes nothing
+    assert entries(harness) == [here]
+
+
+def test_only_what_has_the_bytes_of_its_segments_is_committed(harness):
+    small_segments(harness, 4)
+    plan = harness.broker.plan_merges("t", 0)
+    (run,) = plan.runs
+    short = merge_objects(harness.store, run[:3], plan, scratch=harness.root / "elsewhere")
+    whole = merge_objects(harness.store, run, plan, scratch=harness.root / "elsewhere")
+    before = entries(harness)
+    for wrong, error in (
+        (replace(short, last_offset=39), CorruptDataError),
+        (replace(whole, last_offset=45), UnknownSegment),
+        (replace(whole, record_count=41), CorruptDataError),
+        (replace(whole, log_key=run[0].log_key), InvalidRequest),
+        (replace(whole, log_key="topics/other/x.log", indexes_key="y"), InvalidRequest),
+        (replace(whole, log_crc32c=1), CorruptDataError),
+        (replace(whole, indexes_crc32c=1), CorruptDataError),
+        (replace(whole, base_offset=10, last_offset=19), InvalidRequest),
+    ):
+        with pytest.raises(error):
+            harness.broker.commit_merged("t", 0, wrong)
+    assert entries(harness) == before
+    partition = harness.broker.partition("t", 0)
+    harness.store.delete([whole.log_key])
+    with pytest.raises(CorruptDataError):
+        harness.broker.commit_merged("t", 0, whole)
+    harness.broker.trim("t", 0, 15)
+    with pytest.raises(UnknownSegment, match="they have changed"):
+        harness.broker.commit_merged("t", 0, whole)
+    harness.broker.commit_merged("t", 0, merge_objects_of(harness))
+    assert spans(harness) == [(10, 39)]
+    assert partition.epochs()
+
+
+def merge_objects_of(harness):
+    plan = harness.broker.plan_merges("t", 0)
+    return merge_objects(harness.store, plan.runs[0], plan, scratch=harness.root / "elsewhere")
 
 
 def test_what_is_on_local_disk_is_not_merged(harness):
@@ -312,11 +384,17 @@ def test_what_is_trimmed_meanwhile_is_not_merged(harness):
     assert [one.offset for one in harness.records("t", offset=15)] == list(range(15, 30))
 
 
-def test_a_replay_of_ten_minute_uploads_takes_a_twentieth_of_the_requests(harness, monkeypatch):
-    """Of a day; a merged segment has up to a week of them, so of a year it is a few hundredths."""
+@pytest.mark.parametrize(
+    "days", [1, pytest.param(30, marks=pytest.mark.soak, id="a month: a twelfth of a year's")]
+)
+def test_a_replay_of_ten_minute_uploads_takes_a_twentieth_of_the_requests(
+    harness, monkeypatch, days
+):
+    """A merged segment has up to a week of them, so of more than a week it is a few hundredths."""
+    uploads = days * 144
     harness.broker.create_topic("t", config={"retention.ms": -1})
     partition = harness.broker.partition("t", 0)
-    for number in range(144):
+    for number in range(uploads):
         harness.produce("t", [b"x" * 100] * 3, at=number * 600_000)
         partition.upkeep.roll()
     cold_only(harness)
@@ -333,8 +411,8 @@ def test_a_replay_of_ten_minute_uploads_takes_a_twentieth_of_the_requests(harnes
     before, small = replay()
     merge(harness)
     after, merged = replay()
-    assert before == after == list(range(3 * 144))
-    assert merged <= small / 20
+    assert before == after == list(range(3 * uploads))
+    assert merged <= small / (20 if days == 1 else 200)
 
 
 def counted(call, requests):
@@ -371,7 +449,7 @@ def ended(partition, producer, *, committed):
     partition.upkeep.roll()
 
 
-def test_transactions_and_producers_of_merged_segments_are_those_of_all(harness):
+def test_transactions_and_producers_of_merged_segments_are_those_of_all(harness, merge_all):
     """One is aborted within, one above, one is committed, and one is open at the end."""
     harness.broker.create_topic("t", config=CONFIG)
     partition = harness.broker.partition("t", 0)
@@ -395,7 +473,7 @@ def test_transactions_and_producers_of_merged_segments_are_those_of_all(harness)
 
     before = aborted()
     assert [txn.producer_id for txn in before[0]] == [12, 11]
-    merge(harness)
+    merge_all(harness)
     assert spans(harness) == [(0, end - 1)]
     assert aborted() == before
     (merged,) = entries(harness)

@@ -130,6 +130,7 @@ def test_a_search_of_a_key_reads_the_chunks_that_may_have_it(
     assert found[-1]["progress"]["end"] == "complete"
     assert found[-1]["progress"]["offsets"] == DAYS * 20
     assert len(logs_read(console)) <= 2  # one may seem to have it
+    assert found[-1]["progress"]["records"] <= 4 * 20  # two segments are on local disk
     console.store.calls.clear()
     assert places(find(console, year, key="no such key", order=order)) == []
     assert len(logs_read(console)) <= 1

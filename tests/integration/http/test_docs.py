@@ -106,6 +106,8 @@ def test_every_example_can_be_sent(api: Api) -> None:
                 allowed = {status for status in operation["responses"] if status < "300"}
                 if "cluster" in operation["tags"]:  # this broker is alone
                     allowed = {"409"}
+                if (method, path) == ("post", "/v1/topics/flights/partitions/0/merge"):
+                    allowed = {"404"}  # nobody made that segment
                 assert str(response.status_code) in allowed, (method, path, body, response.read())
 
 

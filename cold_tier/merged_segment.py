@@ -1,0 +1,139 @@
+"""Makes one segment of neighbouring ones in the bucket, from their objects alone.
+
+* Batches stay as they are. Offset and time index, chunk table and key filters are made anew; the
+  producer snapshot is the last segment's, the aborted transactions are those of all.
+* Each object is read in full and has to have the manifest's CRC-32C, and so has what was uploaded.
+* It commits nothing: whatever is interrupted leaves at most an orphan.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from tierlog.cold_tier.ranged_reader import read_range
+from tierlog.cold_tier.segment_check import scan_segment
+from tierlog.cold_tier.segment_lookup import load_bundle
+from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
+from tierlog.object_store.store import ObjectStore
+from tierlog.record_format.batch import Buffer, iter_headers
+from tierlog.record_format.crc32c import crc32c_of
+from tierlog.record_format.errors import CorruptDataError
+from tierlog.record_format.index_builder import IndexBuilder
+from tierlog.record_format.segment_entry import MergePlan, SegmentEntry
+
+PIECE_BYTES: Final = 8 << 20
+
+
+class Piece(NamedTuple):
+    """Of the bytes of a segment."""
+
+    entry: SegmentEntry
+    start: int
+    end: int
+
+
+def pieces_of(run: Iterable[SegmentEntry]) -> Iterator[Piece]:
+    for entry in run:
+        for start in range(0, entry.size_bytes, PIECE_BYTES):
+            yield Piece(entry, start, min(start + PIECE_BYTES, entry.size_bytes))
+
+
+def read_piece(store: ObjectStore, piece: Piece) -> tuple[Piece, bytes]:
+    return piece, read_range(store, piece.entry.log_key, piece.start, piece.end)
+
+
+class JoinedBytes:
+    """The bytes of whole segments. `crc32c` is that of all, once they were iterated."""
+
+    def __init__(self, reads: Iterable[tuple[Piece, bytes]]) -> None:
+        self._reads, self.crc32c = reads, 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Raises CorruptDataError for a segment that has not the manifest's CRC-32C."""
+        crc = 0
+        for piece, body in self._reads:
+            crc = crc32c_of(body, crc if piece.start else 0)
+            if piece.end == piece.entry.size_bytes:
+                check_log_crc(piece.entry, crc)
+            self.crc32c = crc32c_of(body, self.crc32c)
+            yield body
+
+
+def check_log_crc(entry: SegmentEntry, crc: int) -> None:
+    """Raises CorruptDataError unless the `.log` object that was read has the manifest's CRC-32C."""
+    if crc != entry.log_crc32c:
+        raise CorruptDataError(
+            f"has CRC-32C {crc:08x}, not {entry.log_crc32c:08x}: "
+            "`tierlog storage verify --deep` shows where",
+            file=entry.log_key,
+        )
+
+
+@dataclass(frozen=True)
+class _Files:
+    base_offset: int
+    last_offset: int
+    log: Path
+    index: Path
+    timeindex: Path
+    txnindex: Path
+    snapshot: Path
+
+
+def merge_objects(
+    store: ObjectStore, run: Sequence[SegmentEntry], plan: MergePlan, *, scratch: Path
+) -> SegmentEntry:
+    """Upload what `run`, of the plan, is merged to; the entry to commit. `scratch`, an exclusive
+    folder, is removed. Raises CorruptDataError, StoreUnavailable, ConfigurationError, OSError.
+    """
+    base_offset, last_offset = run[0].base_offset, run[-1].last_offset
+    names = ("log", "index", "timeindex", "txnindex", "snapshot")
+    scratch.mkdir(parents=True)
+    try:
+        files = _Files(base_offset, last_offset, *(scratch / name for name in names))
+        body = JoinedBytes(read_piece(store, piece) for piece in pieces_of(run))
+        with files.log.open("wb") as log:
+            log.writelines(body)
+        _write_indexes(files, interval_bytes=plan.index_interval_bytes)
+        with files.txnindex.open("wb") as aborted:
+            for entry in run:
+                bundle = load_bundle(store, entry)
+                aborted.write(bundle.txn_index)
+        files.snapshot.write_bytes(bundle.producer_snapshot)
+        uploader = SegmentUploader(store, limits=UploadLimits(), reads_back=lambda: plan.reads_back)
+        merged = uploader.upload_segment(
+            files,
+            folder=plan.segments_folder,
+            leader_epoch=plan.leader_epoch,
+            filters_keys=plan.filters_keys,
+        )
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if merged.log_crc32c != body.crc32c:
+        raise CorruptDataError("merged wrongly: has other bytes", file=merged.log_key)
+    modified_ms = max(one.modified_ms for one in run)
+    return replace(merged, last_offset=last_offset, modified_ms=modified_ms)
+
+
+def _write_indexes(files: _Files, *, interval_bytes: int) -> None:
+    """Raises CorruptBatch."""
+    builder, position = IndexBuilder(files.base_offset, interval_bytes=interval_bytes), 0
+
+    def add(chunk: Buffer) -> None:
+        nonlocal position
+        for header in iter_headers(chunk):
+            builder.index_batch(header, position=position + header.position)
+        position += len(chunk)
+
+    size_bytes = files.log.stat().st_size
+    scan_segment(files.log, base_offset=files.base_offset, size_bytes=size_bytes, on_chunk=add)
+    builder.add_time_entry()
+    offsets, times = builder.images()
+    files.index.write_bytes(offsets)
+    files.timeindex.write_bytes(times)
