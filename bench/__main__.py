@@ -33,6 +33,7 @@ CLAIMS: Final = (
     "offload",
     "manifest",
     "dataset_scan",
+    "table_sync",
     "spark_scan",
     "spark_source",
     "spark_kafka",

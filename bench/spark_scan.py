@@ -119,8 +119,10 @@ def fill(
     folder: Path,
     topics: Mapping[str, int],
     requests: Callable[[int, int], Iterator[Request]] = _requests,
+    *,
+    records: int = RECORDS,
 ) -> None:
-    """Create topics with these numbers of partitions and RECORDS each, all only in the bucket.
+    """Create topics with these numbers of partitions and `records` each, all only in the bucket.
 
     `requests`: those for a number of records, from a seed.
     """
@@ -132,7 +134,7 @@ def fill(
             broker.create_topic(topic, partitions=partitions, config=config)
             for partition in range(partitions):
                 log = broker.partition(topic, partition)
-                for request in requests(RECORDS // partitions, partition):
+                for request in requests(records // partitions, partition):
                     columns = request._asdict()
                     batches = build_produced(**columns, codec=codecs.LZ4, max_message_bytes=1 << 20)
                     log.append(batches, acks=Acks.LEADER).result(60)

@@ -15,9 +15,11 @@ pytest.importorskip("pyiceberg")
 
 import polars as pl
 
+from bench.maven import fetch
+from tests.fakes.real_kafka import CACHE
 from tests.fakes.soak import MINUTES, soak_seed
 from tests.fakes.table_kills import KilledTable
-from tests.fakes.topic_tables import SEGMENTS, TopicTable, check_each_once, runs_of
+from tests.fakes.topic_tables import ROOT, SEGMENTS, TopicTable, check_each_once, runs_of
 from tierlog.tables.catalog import load_table
 from tierlog.tables.errors_table import errors_name
 from tierlog.tables.maintain import Ages, maintain_table
@@ -37,6 +39,20 @@ for name in ("avro", "iceberg"):
 table = f"iceberg_scan('{sys.argv[1]}')"
 rows = db.execute(f"select {sys.argv[2]} from {table} order by 1")
 print(json.dumps(rows.fetchall()))
+"""
+
+
+SPARK = "4.1.4"  # Iceberg's runtime is for this line alone
+RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
+SPARK_QUERY = """
+import json, sys
+from pyspark.sql import SparkSession
+
+builder = SparkSession.builder.master("local[2]").config("spark.jars", sys.argv[1])
+builder = builder.config("spark.sql.ansi.doubleQuotedIdentifiers", "true")
+spark = builder.config("spark.ui.enabled", "false").getOrCreate()
+rows = spark.read.format("iceberg").load(sys.argv[2]).selectExpr(*sys.argv[3].split(", "))
+print(json.dumps(sorted(map(list, rows.collect()))))
 """
 
 
@@ -87,13 +103,14 @@ def test_json_has_each_record_once_however_its_writers_and_the_broker_end(tmp_pa
     table, duckdb = killed.table, DuckDB(tmp_path)
     offsets, errors = sorted(table.json_rows()), sorted(table.errors())
     assert sorted(pl.scan_iceberg(table.load()).collect()["_offset"]) == offsets
-    assert duckdb.rows(table.load(), "_offset") == [[one] for one in offsets]
     beside = load_table(table.open_catalog(), errors_name(table.name))
-    assert duckdb.rows(beside, '"offset"') == [[one] for one in errors]
+    for engine in (duckdb, Spark()):
+        assert engine.rows(table.load(), "_offset") == [[one] for one in offsets]
+        assert engine.rows(beside, '"offset"') == [[one] for one in errors]
 
 
 @pytest.mark.soak
-def test_duckdb_reads_each_record_once_also_after_maintenance(tmp_path):
+def test_duckdb_and_spark_read_each_record_once_also_after_maintenance(tmp_path):
     table = TopicTable(tmp_path)
     table.put(0, 8)
     table.create()
@@ -101,14 +118,15 @@ def test_duckdb_reads_each_record_once_also_after_maintenance(tmp_path):
     maintain_table(table.open_catalog(), table.name, Ages(), log=print)
     table.put(8)
     table.run()
-    found = DuckDB(tmp_path).rows(table.load(), '"offset", octet_length(value)')
-    expected = table.expected()
-    assert found == [
+    rows = table.expected()
+    expected = [
         [offset, len(value)]
         for offset, value in zip(
-            *(expected[one].to_pylist() for one in ("offset", "value")), strict=True
+            *(rows[one].to_pylist() for one in ("offset", "value")), strict=True
         )
     ]
+    for engine in (DuckDB(tmp_path), Spark()):
+        assert engine.rows(table.load(), '"offset", octet_length(value)') == expected
 
 
 class DuckDB:
@@ -127,3 +145,19 @@ class DuckDB:
         """In order of the first column."""
         command = [self._python, "-c", QUERY, table.metadata_location, columns]
         return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+
+
+class Spark:
+    """A PySpark of its own, as `make test-spark` keeps it, and Iceberg's runtime."""
+
+    def __init__(self):
+        self._packages = CACHE / f"pyspark-{SPARK}"
+        subprocess.run(["make", f"SPARK={SPARK}", self._packages], cwd=ROOT, check=True)
+        self._jar = fetch(RUNTIME, into=CACHE / "iceberg-spark")
+
+    def rows(self, table, columns):
+        """In order of the first column."""
+        command = [sys.executable, "-c", SPARK_QUERY, self._jar, table.metadata_location, columns]
+        environment = os.environ | {"PYTHONPATH": str(self._packages)}
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
+        return json.loads(done.stdout)
