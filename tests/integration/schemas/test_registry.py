@@ -25,8 +25,18 @@ from confluent_kafka.schema_registry.avro import (
     AvroSerializer,
 )
 from confluent_kafka.schema_registry.error import SchemaRegistryError
-from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
-from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
+from confluent_kafka.schema_registry.json_schema import (
+    AsyncJSONDeserializer,
+    AsyncJSONSerializer,
+    JSONDeserializer,
+    JSONSerializer,
+)
+from confluent_kafka.schema_registry.protobuf import (
+    AsyncProtobufDeserializer,
+    AsyncProtobufSerializer,
+    ProtobufDeserializer,
+    ProtobufSerializer,
+)
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import (
     descriptor_pb2,
@@ -176,17 +186,37 @@ def test_protobuf_messages_that_import_others_come_back(
     assert refused(lambda: registry.register_schema(subject, bad)) == (409, 40901)
 
 
-def test_the_asynchronous_client_works_as_well(served: Served, subject: str) -> None:
-    async def run() -> Any:
+@pytest.mark.parametrize("kind", ["AVRO", "JSON", "PROTOBUF"])
+def test_the_asynchronous_client_and_its_serializers_work_as_well(
+    served: Served, subject: str, kind: str
+) -> None:
+    flight = proto_message(PROTO_FLIGHT, "Flight")
+
+    async def serializers(client: AsyncSchemaRegistryClient) -> tuple[Any, Any, Any]:
+        """And what they are given."""
+        if kind == "AVRO":
+            encode: Any = await AsyncAvroSerializer(client, json.dumps(FLIGHT))
+            return encode, await AsyncAvroDeserializer(client), ROWS[0]
+        if kind == "PROTOBUF":
+            encode = await AsyncProtobufSerializer(flight, client)
+            return encode, await AsyncProtobufDeserializer(flight, {}, client), flight(**ROWS[0])
+        encode = await AsyncJSONSerializer(json.dumps(JSON_FLIGHT), client)
+        decode: Any = await AsyncJSONDeserializer(None, schema_registry_client=client)
+        return encode, decode, ROWS[0]
+
+    async def run() -> None:
         async with AsyncSchemaRegistryClient({"url": served.server.url}) as client:
             context = SerializationContext(subject.removesuffix("-value"), MessageField.VALUE)
-            encode = await AsyncAvroSerializer(client, json.dumps(FLIGHT))
-            decode = await AsyncAvroDeserializer(client)
-            encoded = await encode(ROWS[0], context)
+            encode, decode, given = await serializers(client)
+            encoded = await encode(given, context)
             assert await client.get_subjects(subject_prefix=subject) == [subject]
-            return await decode(encoded, context)
+            await client.clear_caches()
+            assert await decode(encoded, context) == given
+            found = await client.get_latest_version(subject)
+            assert found.schema.schema_type == kind
+            assert encoded[:5] == b"\0" + found.schema_id.to_bytes(4, "big")
 
-    assert asyncio.run(run()) == ROWS[0]
+    asyncio.run(run())
 
 
 def test_concurrent_registrations_give_one_id_and_one_version(
