@@ -591,6 +591,17 @@ TABLE: Final[tuple[Setting, ...]] = (
     _http(
         "http.keep.alive.ms", (Kind.MS, 1), "How long an idle connection is kept, in whole seconds."
     ),
+    _serve(
+        "catalog",
+        Kind.TEXT,
+        "Catalog of the topics' Iceberg tables, which the console shows: a URL or a name, as for "
+        "`tierlog table`. Not with a password: that is for PyIceberg's configuration.",
+    ),
+    _serve(
+        "warehouse",
+        Kind.TEXT,
+        "Where a catalog in a database has its tables: s3://bucket/prefix or file:///folder.",
+    ),
     _http(
         "http.decode.max.bytes",
         (Kind.BYTES, 1),

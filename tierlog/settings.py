@@ -28,6 +28,7 @@ from tierlog.object_store.s3_connection import S3Options
 from tierlog.record_format.errors import SettingsError, did_you_mean
 from tierlog.setting_kinds import Kind
 from tierlog.setting_table import TABLE, Part, Setting
+from tierlog.tables.shown import table_finder
 
 log = structlog.get_logger(__name__)
 
@@ -54,6 +55,8 @@ class Settings:
     tls_cert: str | None = None
     tls_key: str | None = None
     cluster_token_file: str | None = None
+    catalog: str | None = None
+    warehouse: str | None = None
     kafka: KafkaSettings = field(default_factory=KafkaSettings)
     kafka_listen: tuple[str, int] | None = None  # None: no Kafka listener
 
@@ -177,6 +180,9 @@ def _compose(values: Mapping[str, object]) -> Settings:
         tokens_file=tokens_file,
         tokens_required=not insecure and bool(exposed),
         shutdown_timeout_ms=broker.shutdown_timeout_ms,
+        find_table=table_finder(serve["catalog"], serve.get("warehouse"))
+        if "catalog" in serve
+        else None,
     )
     if 2 * http.expanded_max_bytes > http.decoding_max_bytes:
         raise SettingsError(
@@ -197,6 +203,8 @@ def _compose(values: Mapping[str, object]) -> Settings:
         http=http,
         store_url=store.pop("url", None),
         s3=S3Options(**store),
+        catalog=serve.get("catalog"),
+        warehouse=serve.get("warehouse"),
         host=host,
         port=port,
         insecure_no_auth=insecure,

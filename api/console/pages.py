@@ -27,6 +27,7 @@ from tierlog.api.console import (
     broker_pages,
     group_pages,
     schema_pages,
+    table_pages,
     topic_pages,
     transaction_pages,
 )
@@ -152,6 +153,7 @@ class Console:
             _TOPIC + "/download": (self._searches.download, DownloadQuery),
             _TOPIC + "/tail": (topic_tail, None),
             _TOPIC + "/schemas": (schema_pages.topic_schemas, None),
+            _TOPIC + "/table": (table_pages.topic_table, None),
             _TOPIC + "/produce": (actions.produce_page, None),
             _TOPIC + "/settings": (actions.settings_page, None),
             _TOPIC + "/storage": (actions.storage_page, None),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from tierlog.host.clock import wall_clock_ms
 
@@ -19,6 +19,16 @@ MAX_FETCH_BYTES: Final = 64 * MIB
 MAX_WAIT_MS: Final = 60_000
 MAX_OFFSET: Final = 2**63 - 1
 MAX_PARTITION: Final = 2**31 - 1
+
+
+class ShownTable(NamedTuple):
+    """What the console shows of a topic's table: as `tierlog.tables` has it. `refused`: the latest
+    rows of the table of errors; why they cannot be read is in `problem`.
+    """
+
+    status: Any
+    refused: list[Any]
+    problem: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +65,9 @@ class HttpSettings:
     # Of keys and values that are decoded by their schemas: of each, and for a page of them.
     decode_max_bytes: int = 256 * KIB
     decode_max_ms: int = 5_000
+    # The table of a topic, by its name and id, if a catalog is known and has one. May block; raises
+    # RequestError, RetriableError, CorruptDataError.
+    find_table: Callable[[str, str], ShownTable | None] | None = None
     # A search of the console ends after it has read so much, or taken so long.
     search_max_bytes: int = 1024 * MIB
     search_max_ms: int = 30_000

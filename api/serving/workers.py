@@ -4,8 +4,8 @@ The event loop never waits for a disk or a bucket: `readers` are for reads that 
 disk, `cold_readers` for those that may wait for the bucket, `writers` for writes to disk (topics,
 groups), `cold_writers` for what waits for the bucket (trims, uploads, verifications), `parsers` for
 decoding and encoding large bodies; `searchers` are for the console's searches, which read at
-length. Each has its own threads, so that a bucket that does not respond blocks neither local reads
-nor `/metrics`.
+length; `tables` is for Iceberg's catalog, which may hang. Each has its own threads, so that a
+bucket that does not respond blocks neither local reads nor `/metrics`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Workers:
         self.cold_writers = self._pool("api-cold-write", write_threads)
         self.parsers = self._pool("api-parse", parse_threads)
         self.searchers = self._pool("api-search", search_threads)
+        self.tables = self._pool("api-table", 1)
 
     def _pool(self, name: str, threads: int) -> Threads:
         self._pools.append(Threads(threads, name=name))

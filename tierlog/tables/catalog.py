@@ -78,7 +78,7 @@ COLUMN_MODES: Final = (JSON_MODE, SCHEMA_MODE)
 
 Name = tuple[str, ...]
 
-_TIMESTAMP_ID: Final = 6
+TIMESTAMP_ID: Final = 6
 _HEADER: Final = StructType(
     NestedField(8, "key", StringType()), NestedField(9, "value", BinaryType())
 )
@@ -91,7 +91,7 @@ def _schema(prefix: str, *more: NestedField, value: bool = True) -> Schema:
         NestedField(2, "value", BinaryType()),
         NestedField(3, f"{prefix}partition", IntegerType(), required=True),
         NestedField(4, f"{prefix}offset", LongType(), required=True),
-        NestedField(_TIMESTAMP_ID, f"{prefix}timestamp", TimestamptzType(), required=True),
+        NestedField(TIMESTAMP_ID, f"{prefix}timestamp", TimestamptzType(), required=True),
         NestedField(5, f"{prefix}headers", ListType(7, _HEADER, element_required=False)),
     )
     return Schema(*(one for one in fields if value or one.name != "value"), *more)
@@ -188,7 +188,7 @@ def create_table(
     prefix, schema = "", _ERRORS if mode == ERRORS_MODE else RAW
     if mode in COLUMN_MODES:
         prefix, schema = "_", _schema("_", *columns, value=False)
-    by_day = PartitionField(_TIMESTAMP_ID, 1000, DayTransform(), f"{prefix}timestamp_day")
+    by_day = PartitionField(TIMESTAMP_ID, 1000, DayTransform(), f"{prefix}timestamp_day")
     properties = {
         **_PROPERTIES,
         TOPIC: position.topic,
@@ -196,7 +196,7 @@ def create_table(
         PROPERTY: position.to_json(),
         **more,
     }
-    with _answers(name):
+    with answers(name):
         with suppress(NamespaceAlreadyExistsError):  # since it was looked for
             catalog.create_namespace_if_not_exists(name[:-1])
         try:
@@ -211,7 +211,7 @@ def create_table(
 
 def load_table(catalog: Catalog, name: Name) -> Table:
     """A table of a topic. Raises UnknownTable, CatalogUnavailable, ConfigurationError."""
-    with _answers(name):
+    with answers(name):
         table = catalog.load_table(name)
     if PROPERTY not in table.properties:
         raise UnknownTable(f"table {dotted(name)} is not of a topic: it has no {PROPERTY}")
@@ -221,10 +221,10 @@ def load_table(catalog: Catalog, name: Name) -> Table:
 
 def tables_of_topics(catalog: Catalog) -> Iterator[Table]:
     """All of the catalog, in every namespace."""
-    with _answers(()):
+    with answers(()):
         namespaces = catalog.list_namespaces()
     for namespace in namespaces:
-        with _answers(namespace):
+        with answers(namespace):
             names = catalog.list_tables(namespace)
         for name in sorted(names):
             try:
@@ -235,7 +235,7 @@ def tables_of_topics(catalog: Catalog) -> Iterator[Table]:
 
 def drop_table(catalog: Catalog, table: Table, *, purge: bool) -> None:
     """Of the catalog; `purge` also deletes its files."""
-    with _answers(table.name()):
+    with answers(table.name()):
         (catalog.purge_table if purge else catalog.drop_table)(table.name())
 
 
@@ -287,7 +287,7 @@ class Change:
 
     def change_columns(self, columns: pa.StructType) -> None:
         """Add what there is not yet of these, and widen those that are wider now."""
-        with _answers(self.table.name()), self.transaction.update_schema() as update:
+        with answers(self.table.name()), self.transaction.update_schema() as update:
             update.union_by_name(pa.schema(list(columns)))
 
 
@@ -298,7 +298,7 @@ def commit_files(change: Change, position: Position, commit: Commit) -> Table:
     Raises TableConflict, CommitUnanswered.
     """
     table, transaction = change.table, change.transaction
-    with _answers(table.name()), _files_of(table):
+    with answers(table.name()), _files_of(table):
         transaction.add_files(
             list(commit.paths),
             snapshot_properties=dict(commit.summary),
@@ -315,7 +315,7 @@ def exchange_files(table: Table, old: Iterable[DataFile], commit: Commit) -> Tab
     """Replace files by others with the same rows, on the same terms."""
     transaction = _transaction(table)
     update = transaction.update_snapshot(snapshot_properties=dict(commit.summary))
-    with _answers(table.name()), _files_of(table), update.overwrite() as exchange:
+    with answers(table.name()), _files_of(table), update.overwrite() as exchange:
         for file in old:
             exchange.delete_data_file(file)
         for path in commit.paths:
@@ -327,7 +327,7 @@ def exchange_files(table: Table, old: Iterable[DataFile], commit: Commit) -> Tab
 
 def expire_snapshots(table: Table, before: datetime) -> None:
     """Those older than that, of which no branch or tag is. Raises TableConflict."""
-    with _answers(table.name()):
+    with answers(table.name()):
         try:
             table.maintenance.expire_snapshots().older_than(before).commit()
         except CommitFailedException as error:
@@ -391,7 +391,7 @@ class _OneCommit:
 
 
 @contextmanager
-def _answers(name: Name) -> Iterator[None]:
+def answers(name: Name) -> Iterator[None]:
     """Maps PyIceberg's errors."""
     try:
         yield

@@ -10,9 +10,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
+import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from tierlog.record_format.errors import RequestError
@@ -21,11 +24,13 @@ from tierlog.tables.catalog import (
     ATTEMPT,
     ERRORS,
     ERRORS_MODE,
+    TIMESTAMP_ID,
     Change,
     Commit,
     Name,
     TableExists,
     UnknownTable,
+    answers,
     commit_files,
     create_table,
     dotted,
@@ -96,3 +101,40 @@ def catch_up(table: Table, errors: Table) -> Table:
         return errors
     commit = Commit(files_of_attempt(errors, attempt), {ATTEMPT: attempt})
     return commit_files(Change(errors), position, commit)
+
+
+class Refused(NamedTuple):
+    """A row of a table of errors. `timestamp`: in milliseconds."""
+
+    partition: int
+    offset: int
+    timestamp: int
+    reason: str
+    value: bytes | None
+
+
+def latest_refused(errors: Table, *, limit: int) -> list[Refused]:
+    """The latest rows by time, newest first. Of a file only the last row group is read. Raises
+    CatalogUnavailable.
+    """
+    found: list[Refused] = []
+    with answers(errors.name()):
+        files = sorted((one.file for one in errors.scan().plan_files()), key=_last_time)
+        for file in reversed(files):
+            if len(found) >= limit:
+                break
+            found += _last_rows(errors, file.file_path, limit=limit)
+    return sorted(found, key=lambda one: one.timestamp, reverse=True)[:limit]
+
+
+def _last_time(file: DataFile) -> int:
+    return int.from_bytes((file.upper_bounds or {}).get(TIMESTAMP_ID, b""), "little", signed=True)
+
+
+def _last_rows(errors: Table, path: str, *, limit: int) -> Iterator[Refused]:
+    with errors.io.new_input(path).open() as stream:
+        file = pq.ParquetFile(stream)
+        rows = file.read_row_group(file.num_row_groups - 1, columns=[*Refused._fields])
+    for row in rows.slice(max(0, len(rows) - limit)).to_pylist():
+        at_ms = round(row["timestamp"].timestamp() * 1000)
+        yield Refused(**{**row, "timestamp": at_ms})

@@ -185,6 +185,7 @@ NEEDS: Final[Mapping[tuple[str, str], Need]] = {
     ("GET", _SHOWN_TOPIC + "/download"): Need(READ),
     ("GET", _SHOWN_TOPIC + "/tail"): Need(READ),
     ("GET", _SHOWN_TOPIC + "/schemas"): Need(READ),
+    ("GET", _SHOWN_TOPIC + "/table"): Need(READ),
     ("GET", _SHOWN_TOPIC + "/produce"): Need(READ, PRODUCE),
     ("GET", _SHOWN_TOPIC + "/settings"): Need(READ),
     ("GET", _SHOWN_TOPIC + "/storage"): Need(READ),
