@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 import tierlog
-from tierlog.cli.options import ClientOptions, _near_topic, _with_client
+from tierlog.cli.options import ClientOptions, _near_topic, with_client
 from tierlog.client.problems import NotOfferedHere
 
 
@@ -35,5 +35,5 @@ def test_an_address_with_the_prefix_of_the_paths_is_explained(
         raise NotOfferedHere("/v1/v1/topics is not a path of this API")
 
     with pytest.raises(NotOfferedHere) as refused:
-        _with_client(ClientOptions(server=server), partial(call))
+        with_client(ClientOptions(server=server), partial(call))
     assert ("without /v1" in str(refused.value)) == is_explained
