@@ -52,7 +52,8 @@ class GatheredCalls(Generic[To, Asked, Answer]):
         try:
             self._threads.submit(self._send_all, to)
         except ShuttingDown as error:
-            done.set_exception(error)
+            while batch := self._next_batch(to):
+                _answer(batch, [error] * len(batch))
         return done
 
     def _send_all(self, to: To) -> None:
@@ -60,13 +61,9 @@ class GatheredCalls(Generic[To, Asked, Answer]):
             answers: Sequence[Answer | Exception]
             try:
                 answers = self._send(to, [call for call, _ in batch])
-            except (TierlogError, OSError) as error:
+            except Exception as error:  # noqa: BLE001  raised by who waits, a bug too
                 answers = [error] * len(batch)
-            for (_, done), answer in zip(batch, answers, strict=True):
-                if isinstance(answer, Exception):
-                    done.set_exception(answer)
-                else:
-                    done.set_result(answer)
+            _answer(batch, answers)
 
     def _next_batch(self, to: To) -> list[tuple[Asked, Future[Answer]]]:
         with self._lock:
@@ -77,3 +74,13 @@ class GatheredCalls(Generic[To, Asked, Answer]):
             if not batch:
                 self._sending.discard(to)
             return batch
+
+
+def _answer(
+    batch: Sequence[tuple[object, Future[Answer]]], answers: Sequence[Answer | Exception]
+) -> None:
+    for (_, done), answer in zip(batch, answers, strict=True):
+        if isinstance(answer, Exception):
+            done.set_exception(answer)
+        else:
+            done.set_result(answer)

@@ -190,18 +190,19 @@ class Reassignments:
             self._threads.submit(self._run, place)
 
     def _run(self, place: TopicIdPartition) -> None:
+        error = ""
         try:
             for _ in range(ATTEMPTS):
                 if self._is_done(place) or self._is_stopping.wait(ASK_AGAIN_S):
                     return
-            log.warning("a partition stays where it is", partition=place)
-        except TierlogError as error:
-            log.warning("a partition stays where it is", partition=place, error=str(error))
-        finally:
-            with self._lock:
-                self._targets.pop(place, None)
+        except TierlogError as raised:
+            error = str(raised)
+        log.warning("a partition stays where it is", partition=place, error=error)
+        with self._lock:
+            self._targets.pop(place, None)
 
     def _is_done(self, place: TopicIdPartition) -> bool:
+        """Then it is ordered no more. Another order may have come meanwhile."""
         target = self._targets.get(place)
         if target is None:
             return True
@@ -215,7 +216,10 @@ class Reassignments:
         except RetriableError as error:
             log.info("a partition is not moved yet", partition=place, error=str(error))
             return False
-        return True
+        with self._lock:
+            if self._targets.get(place) == target:
+                del self._targets[place]
+            return place not in self._targets
 
 
 def _no_reassignment(place: TopicIdPartition) -> NoReassignment:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -487,8 +488,9 @@ class Replicas:
         assert term is not None
         assert partition is not None
         replica.role, replica.term, replica.partition = Role.IDLE, None, None
-        record = self._topics.find_by_id(replica.place[0]).record
-        self._topics.retire_partition(partition, partial(self._gone, record, replica.number))
+        with suppress(UnknownTopic):  # it was deleted meanwhile, with its partitions
+            record = self._topics.find_by_id(replica.place[0]).record
+            self._topics.retire_partition(partition, partial(self._gone, record, replica.number))
         replica.log.end_term()
         partition.fail_appends(partial(LeaderChanged, f"{partition} is led elsewhere now"))
         term.end()

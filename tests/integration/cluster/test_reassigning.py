@@ -19,6 +19,7 @@ from tests.integration.cluster.test_replicas import (
     values,
 )
 from tierlog.broker.broker import Broker
+from tierlog.broker.cluster.placement import Move
 from tierlog.broker.cluster.reassignments import Reassignments
 from tierlog.broker.replication.messages import ShownSet
 from tierlog.record_format.errors import (
@@ -272,6 +273,27 @@ def test_the_only_replica_is_handed_over_and_stays_the_only_one(cluster: BrokerC
     until(lambda: asked.list_ongoing() == {}, patience_s=30)
     assert node_id_of(cluster.leader("flights", 0)) == target
     assert cluster.partition("flights", 0).term is None
+
+
+def test_an_order_that_comes_as_one_before_it_ends_is_carried_out(
+    cluster: BrokerCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created(cluster, factor=1)
+    first, second = sorted({0, 1, 2} - {node_id_of(cluster.leader("flights", 0))})
+    asked = reassignments_of(cluster.running[3])
+    moves, orders = asked._moves, [second]
+    run_moves = moves.run_moves
+
+    def run_and_order(planned: list[Move]) -> object:
+        done = run_moves(planned)
+        if orders:
+            asked.begin(place_of(cluster), [orders.pop()])
+        return done
+
+    monkeypatch.setattr(moves, "run_moves", run_and_order)
+    asked.begin(place_of(cluster), [first])
+    until(lambda: not orders and asked.list_ongoing() == {}, patience_s=30)
+    assert node_id_of(cluster.leader("flights", 0)) == second
 
 
 def test_the_only_replica_gets_others_and_is_the_only_one_again(cluster: BrokerCluster) -> None:

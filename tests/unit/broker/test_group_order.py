@@ -93,8 +93,8 @@ class Topics:
             raise UnknownTopic(name)
         return self.by_name[name]
 
-    def ensure(self, name, config, *, partitions=1, replication_factor=None):
-        return self.by_name.get(name) or self.create(name, config)
+    def ensure(self, wanted):
+        return self.by_name.get(wanted.name) or self.create(wanted.name, wanted.config)
 
     def offset(self):
         (committed,) = self.groups.group("g")
