@@ -56,6 +56,8 @@ def before_call(_: Any, case: Case, **__: Any) -> None:
     _name_what_exists(case)
     if case.headers.get("Accept") == EVENTS:
         _read_from_the_start(case)
+    if case.headers.get("Accept") in (BATCHES, EVENTS):
+        case.query.pop("decode", None)
     _keep_rules_of_query(case.query, case.media_type or "")
     _keep_rules_of_headers(case.headers, case.media_type or "")
     if case.media_type == NDJSON:
