@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.fakes.waiting import until
+from tierlog.host.threads import Threads
 from tierlog.hot_tier.group_commit import FlushTimer, GroupCommit
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_writer import Acks, Append
@@ -228,7 +229,7 @@ def test_a_flush_that_outlasts_the_executor_completes_and_so_does_the_next(
     open_log, timer, one, disk
 ):
     """The disk hangs for longer than a stopping broker waits."""
-    log, pool = open_log(disk=disk), ThreadPoolExecutor(4)
+    log, pool = open_log(disk=disk), Threads(4, name="appends")
     commits = GroupCommit(log.writer, pool.submit, timer)
     commits.submit(one(), acks=Acks.ALL).result(TIMEOUT_S)  # includes a sync for the epoch
     begun, go_on = hold_syncs(disk)
