@@ -136,6 +136,7 @@ class Partition:
         self._commits, self._check_room = commits(self._before_answers), check_room
         self._waiters = Waiters()
         self.term: Term | None = None  # of a replica that leads others
+        self.on_claimed: Callable[[Manifest | None], None] = lambda _: None
         self.lasting = threading.RLock()  # held by what a hand-over has to wait for
         self._gone: Callable[[], TierlogError] | None = None
         log.writer.on_high_watermark.append(self._waiters.wake)
@@ -321,8 +322,9 @@ class Partition:
         is_new = self._cold.claim(
             log_start_offset=self._log.log_start_offset, log_end_offset=self._log.log_end_offset
         )
-        if is_new:  # it may have been trimmed meanwhile
+        if is_new:  # both may have been trimmed meanwhile, the bucket by a leader of before
             self._cold.follow_log_start(self._log.log_start_offset)
+            self.on_claimed(self.manifest)
 
     def load_manifest(self) -> None:
         """Know the manifest in force. Raises StoreUnavailable, CorruptDataError, OSError."""

@@ -245,7 +245,10 @@ class Replicas:
 
     def _move_log_start(self, replica: Replica, offset: int) -> None:
         checkpoints = self._topics.checkpoints
-        checkpoints.move_followers_log_start(replica, offset, move=replica.log.trim)
+        if replica.partition is not None:
+            checkpoints.move_log_start(replica.partition, offset)
+        else:
+            checkpoints.move_followers_log_start(replica, offset, move=replica.log.trim)
 
     # --- what there is to do ----------------------------------------------------------------------
 
@@ -443,7 +446,7 @@ class Replicas:
         )
         if topic.config.compacts:
             partition.compaction.follow_bucket()
-        partition.term = term
+        partition.term, partition.on_claimed = term, replica.follow_manifest
         if replica.feed is not None and replica.feed.chain == in_force.wal:
             term.write_for_store(replica.feed)
         else:

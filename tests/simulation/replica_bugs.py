@@ -14,7 +14,7 @@ import pytest
 
 from tierlog.broker.cold_reads import ColdReads
 from tierlog.broker.partition import Partition
-from tierlog.broker.replication import election, in_sync, replica, write_ahead, write_ahead_chain
+from tierlog.broker.replication import election, in_sync, replica, write_ahead_chain
 from tierlog.broker.replication.elections import Elections
 from tierlog.broker.replication.fetch_answers import FetchAnswers
 from tierlog.broker.replication.in_sync import Leadership
@@ -180,16 +180,6 @@ def _(plant: Plant) -> None:
 @bug("a chain is read that is written")
 def _(plant: Plant) -> None:
     plant.setattr(write_ahead_chain, "next_fence", lambda listed: None)
-
-
-@bug("slices of another epoch are of the bucket's log")
-def _(plant: Plant) -> None:
-    def slices(found: Any, *, epoch: int, end_offset: int) -> Any:
-        yield from write_ahead.store_slices(
-            [each._replace(epoch=epoch) for each in found], epoch=epoch, end_offset=end_offset
-        )
-
-    plant.setattr(write_ahead_chain, "store_slices", slices)
 
 
 @bug("a claim keeps the bucket in the set without the log's tail")

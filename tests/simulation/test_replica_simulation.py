@@ -20,6 +20,7 @@ from tierlog.broker.replication import replica_moves
 
 FIRST_SEED = int(os.environ.get("TIERLOG_SEED", "0"))
 SEEDS, SOAK_SEEDS = 20, 100_000
+RARE_SEEDS = (740,)  # the bucket's log start is above that of who claims it
 STEPS = 300
 PATIENCE_S = 20  # of processor time, once changed code made other runs of the seeds
 CAUGHT_BY = {
@@ -47,7 +48,6 @@ CAUGHT_BY = {
     "objects count in any order": 5,
     "a number that another object has counts": 5,
     "a chain is read that is written": 5,
-    "slices of another epoch are of the bucket's log": 740,
     "a claim keeps the bucket in the set without the log's tail": 5,
 }
 
@@ -55,7 +55,6 @@ RARELY = {  # in the soak, with patience of its own
     "the watermark counts the new set only": 600,
     "a flush that failed is taken for done": 600,  # of the seeds whose disks fail
     "a replica joins that lacks a trim": 600,
-    "slices of another epoch are of the bucket's log": 600,
 }
 
 
@@ -81,7 +80,7 @@ def run_until_wrong(seed, root, disk, *, patience_s):
         seed += 1
 
 
-@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + SEEDS))
+@pytest.mark.parametrize("seed", [*range(FIRST_SEED, FIRST_SEED + SEEDS), *RARE_SEEDS])
 def test_replicas_keep_what_was_acknowledged_and_heal(seed, tmp_path, failing_disk):
     run(seed, tmp_path, failing_disk)
 
