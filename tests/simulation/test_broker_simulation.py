@@ -813,7 +813,7 @@ def test_the_simulation_catches_an_unsynced_producer_snapshot(tmp_path, failing_
     monkeypatch.setattr(REAL_DISK, "sync_bytes", sync_all_but_snapshots)
     monkeypatch.setattr(ColdReads, "producers_before", lambda *_: None)  # would repair it
     with pytest.raises(Wrong, match=r"committed up to|the repeat of"):
-        _run_from(27, tmp_path, failing_disk)
+        _run_from(8, tmp_path, failing_disk)
 
 
 def test_the_simulation_catches_reads_that_ignore_aborted_transactions_in_the_bucket(
