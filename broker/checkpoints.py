@@ -100,21 +100,16 @@ class Checkpoints:
             self._write(HIGH_WATERMARKS, {_place(p): p.high_watermark for p in partitions} | known)
             self._save_log_starts({})
 
-    def move_log_start(self, partition: Partition, offset: int) -> int:
-        """Advance the log start, and return it; it never moves back. On an error nothing has moved.
+    def move_log_start(
+        self, one: Partition | NotOpen, offset: int, *, move: Callable[[int], int]
+    ) -> int:
+        """Advance the log start of a partition, or of a replica that follows, by `move`, and return
+        it; it never moves back. On an error nothing has moved.
 
         Raises OSError (a full disk), LogOfflineError, ShuttingDown.
         """
         with self._lock:
-            self._save_log_starts({partition: offset})
-            return partition.upkeep.move_log_start(offset)
-
-    def move_followers_log_start(
-        self, replica: NotOpen, offset: int, *, move: Callable[[int], int]
-    ) -> int:
-        """As `move_log_start`, of a replica that follows."""
-        with self._lock:
-            self._save_log_starts({replica: offset})
+            self._save_log_starts({one: offset})
             return move(offset)
 
     def _save_log_starts(self, moved: Mapping[object, int]) -> None:

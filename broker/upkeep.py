@@ -233,9 +233,7 @@ class PartitionUpkeep:
 
     def merge_plan(self, runs: list[list[SegmentEntry]]) -> MergePlan:
         """Of these runs, with what their merged segments are made with."""
-        if not isinstance(self._cold, ColdLog):
-            raise InvalidRequest(f"{self._log} has no segments in a bucket")
-        return self._cold.merge_plan(
+        return self._required_cold_log.merge_plan(
             runs, index_interval_bytes=self._log.config.index_interval_bytes
         )
 
@@ -243,12 +241,17 @@ class PartitionUpkeep:
         """Commit what was uploaded elsewhere in place of what it was merged of; nothing if that was
         done before.
         """
-        if not isinstance(self._cold, ColdLog):
-            raise InvalidRequest(f"{self._log} has no segments in a bucket")
+        cold = self._required_cold_log
         following = self.mergeable_entries(merged.base_offset)
         run = list(takewhile(lambda one: one.base_offset <= merged.last_offset, following))
         if len(run) != 1 or not run[0].same_bytes(merged):
-            self._cold.commit_merged(run, merged)
+            cold.commit_merged(run, merged)
+
+    @property
+    def _required_cold_log(self) -> ColdLog:
+        if not isinstance(self._cold, ColdLog):
+            raise InvalidRequest(f"{self._log} has no segments in a bucket")
+        return self._cold
 
     def resolve_failed_commit(self) -> None:
         """Find out whether a failed commit has landed."""

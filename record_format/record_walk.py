@@ -266,3 +266,38 @@ class RowFilter(NamedTuple):
         return (after_start or self.start_timestamp == I64_MIN) and (
             until_last or self.last_timestamp == I64_MAX
         )
+
+    def may_match_range(
+        self,
+        first_offset: int,
+        last_offset: int,
+        min_timestamp: int | None,
+        max_timestamp: int | None,
+    ) -> bool:
+        """Whether records of this range, with these bounds of timestamps, may match."""
+        return (
+            first_offset < self.end_offset
+            and last_offset >= self.start_offset
+            and self.may_match(min_timestamp, max_timestamp)
+        )
+
+    def holds_range(
+        self,
+        first_offset: int,
+        last_offset: int,
+        min_timestamp: int | None,
+        max_timestamp: int | None,
+    ) -> bool:
+        """Whether all of them match."""
+        return (
+            first_offset >= self.start_offset
+            and last_offset < self.end_offset
+            and self.holds(min_timestamp, max_timestamp)
+        )
+
+    def within(self, start_offset: int, end_offset: int) -> RowFilter:
+        """The same, of these offsets alone."""
+        return self._replace(
+            start_offset=max(start_offset, self.start_offset),
+            end_offset=min(end_offset, self.end_offset),
+        )

@@ -172,11 +172,7 @@ def _micros(moment: datetime) -> int:
 def _intersect(row_filter: RowFilter, column: str, bounds: tuple[int, int]) -> RowFilter:
     low, high = bounds
     if column == "offset":
-        end = I64_MAX if high == I64_MAX else high + 1
-        return row_filter._replace(
-            start_offset=max(row_filter.start_offset, low),
-            end_offset=min(row_filter.end_offset, end),
-        )
+        return row_filter.within(low, I64_MAX if high == I64_MAX else high + 1)
     return row_filter._replace(
         start_timestamp=max(row_filter.start_timestamp, low),
         last_timestamp=min(row_filter.last_timestamp, high),

@@ -60,13 +60,8 @@ def may_match(entry: SegmentEntry, row_filter: RowFilter) -> bool:
 
 def is_cut(entry: SegmentEntry, row_filter: RowFilter) -> bool:
     """Whether some rows of a segment may match, and others not."""
-    if entry.base_offset >= row_filter.end_offset or entry.last_offset < row_filter.start_offset:
-        return False
-    return may_match(entry, row_filter) and not (
-        entry.base_offset >= row_filter.start_offset
-        and entry.last_offset < row_filter.end_offset
-        and row_filter.holds(entry.min_timestamp, entry.known_max_timestamp)
-    )
+    of = entry.base_offset, entry.last_offset, entry.min_timestamp, entry.known_max_timestamp
+    return row_filter.may_match_range(*of) and not row_filter.holds_range(*of)
 
 
 def first_open_transaction(indexes: SegmentIndexes, entry: SegmentEntry) -> int | None:

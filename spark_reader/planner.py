@@ -105,7 +105,9 @@ class Planner:
             and filters.admits(one.facts.topic, one.facts.partition)
         ]
         in_memory = all(
-            self.catalog.needs_no_request(one.facts, _within(one, filters.row_filter))
+            self.catalog.needs_no_request(
+                one.facts, filters.row_filter.within(one.start_offset, one.end_offset)
+            )
             for one in wanted
         )
         plan = partial(self._work, filters=filters)
@@ -115,7 +117,8 @@ class Planner:
         return splits
 
     def _work(self, wanted: OffsetRange, filters: Filters) -> PartitionWork:
-        facts, row_filter = wanted.facts, _within(wanted, filters.row_filter)
+        facts = wanted.facts
+        row_filter = filters.row_filter.within(wanted.start_offset, wanted.end_offset)
         start, end = row_filter.start_offset, row_filter.end_offset
         cold_end = min(end, facts.cold_end_offset)
         # What is in a key is no key: what says where keys are knows nothing of it.
@@ -180,14 +183,6 @@ class Planner:
                 reached = piece_end
         if reached < end:  # a gap that no manifest has, or the log was truncated meanwhile
             yield TailPiece(reached, end, 0)
-
-
-def _within(wanted: OffsetRange, row_filter: RowFilter) -> RowFilter:
-    """The filter, within the offsets that are wanted."""
-    return row_filter._replace(
-        start_offset=max(wanted.start_offset, row_filter.start_offset),
-        end_offset=min(wanted.end_offset, row_filter.end_offset),
-    )
 
 
 def describe(ranges: Sequence[OffsetRange]) -> str:

@@ -193,10 +193,7 @@ class SplitReader:
 
     def _uncounted(self, split: Split) -> list[ChunkPiece]:
         """The chunks that have to be read to know how many of their records are wanted."""
-        wanted = self._row_filter._replace(
-            start_offset=max(self._row_filter.start_offset, split.start_offset),
-            end_offset=min(self._row_filter.end_offset, split.end_offset),
-        )
+        wanted = self._row_filter.within(split.start_offset, split.end_offset)
         return [
             piece
             for piece in split.chunks
@@ -226,15 +223,12 @@ class SplitReader:
             self._check_end(split, reached)
 
     def _decoder(self, split: Split, start_offset: int) -> ArrowDecoder:
-        end_offset = min(self._row_filter.end_offset, split.end_offset)
         return ArrowDecoder(
             DecodeRequest(
                 split.topic,
                 split.partition,
                 columns=self._decoded,
-                row_filter=self._row_filter._replace(
-                    start_offset=start_offset, end_offset=end_offset
-                ),
+                row_filter=self._row_filter.within(start_offset, split.end_offset),
                 aborted=split.aborted,
             )
         )

@@ -174,19 +174,15 @@ def _continues(run: Sequence[ChunkPiece], piece: ChunkPiece) -> bool:
 
 def chunk_may_match(chunk: Chunk, row_filter: RowFilter) -> bool:
     """Whether rows of a chunk may match."""
-    return (
-        chunk.first_offset < row_filter.end_offset
-        and chunk.last_offset >= row_filter.start_offset
-        and row_filter.may_match(chunk.min_timestamp, chunk.max_timestamp)
+    return row_filter.may_match_range(
+        chunk.first_offset, chunk.last_offset, chunk.min_timestamp, chunk.max_timestamp
     )
 
 
 def chunk_matches(chunk: Chunk, row_filter: RowFilter) -> bool:
     """Whether all rows of a chunk match."""
-    return (
-        chunk.first_offset >= row_filter.start_offset
-        and chunk.last_offset < row_filter.end_offset
-        and row_filter.holds(chunk.min_timestamp, chunk.max_timestamp)
+    return row_filter.holds_range(
+        chunk.first_offset, chunk.last_offset, chunk.min_timestamp, chunk.max_timestamp
     )
 
 

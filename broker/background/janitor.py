@@ -163,7 +163,9 @@ class Janitor:
     def _advance(
         self, partition: Partition, before_offset: int, *, in_bucket: Callable[[], None] | None
     ) -> int:
-        start = self._topics.checkpoints.move_log_start(partition, before_offset)
+        start = self._topics.checkpoints.move_log_start(
+            partition, before_offset, move=partition.upkeep.move_log_start
+        )
         if in_bucket is not None:
             try:
                 in_bucket()

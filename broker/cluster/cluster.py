@@ -42,6 +42,7 @@ from tierlog.broker.replication.store_writer import StoreWriter
 from tierlog.broker.replication.write_ahead_garbage import WriteAheadGarbage
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.topic_registry import TopicRecord
+from tierlog.broker.topics import Topic
 from tierlog.host.threads import Threads
 from tierlog.record_format.errors import (
     BrokerInUse,
@@ -51,7 +52,6 @@ from tierlog.record_format.errors import (
     OutcomeUnknownError,
     StoreUnavailable,
     TierlogError,
-    UnknownTopic,
     UnknownTopicOrPartition,
 )
 
@@ -368,8 +368,7 @@ class Cluster:
             self._has_greeted = True
         self.settle_all(self._missing_replicas())
         self.replicas.look_if_replaced(self._reported_epoch)
-        is_urgent = any(map(self._may_be_stored, self._led_by_nobody()))
-        pace_s = self._session_timeout_s if is_urgent else LOOK_INTERVAL_S
+        pace_s = self._session_timeout_s if self._waits_for_another() else LOOK_INTERVAL_S
         if time.monotonic() >= self._looked_s + pace_s:
             self._looked_s = time.monotonic()
             self.look_after()
@@ -448,7 +447,7 @@ class Cluster:
         self._bucket.store_status.require_store()
         self.members.refresh()  # who is not known is gone
         self.topics.follow_all()
-        self.settle_all(self._led_by_nobody())
+        self.settle_all(self._led_by_nobody(self._topics))
         may_lead = self._may_lead()
         if min(may_lead, default=None) == self.members.me.node_id:  # one does it, to save requests
             self._assign_again(may_lead)
@@ -457,7 +456,7 @@ class Cluster:
         """Assign to others what was assigned to a broker that does not live; what has no manifest
         yet: its creator died, nothing of it is on any disk; and what only the bucket has.
         """
-        placed = place_new(self._led_by_nobody(), may_lead)
+        placed = place_new(self._led_by_nobody(self._topics), may_lead)
         taken = {place: one for place, one in placed.items() if self._assign_to(place, one)}
         if taken:
             self.news.tell_all([], placed=taken)
@@ -473,21 +472,21 @@ class Cluster:
             return self._bucket.assign(record, number, folder_id, may_take_from=self._is_gone)
         return False
 
-    def _may_be_stored(self, place: TopicIdPartition) -> bool:
-        """Whether only the bucket may have it: another broker is to lead it soon. Those that have
-        replicas, and live, see to it themselves.
+    def _waits_for_another(self) -> bool:
+        """Whether something is led by nobody that only the bucket may have: another broker is to
+        lead it soon. Those that have replicas, and live, see to it themselves.
         """
-        gone = self.leaders.find_gone_leader(place)
-        if gone is not None and any(map(self._other, gone.replicas)):
-            return False
-        with suppress(UnknownTopic):
-            return self._topics.find_by_id(place[0]).config.replication_store != "none"
-        return False
+        stored = [one for one in self._topics if one.config.replication_store != "none"]
+        return not all(map(self._has_living_replica, self._led_by_nobody(stored)))
 
-    def _led_by_nobody(self) -> list[TopicIdPartition]:
+    def _has_living_replica(self, place: TopicIdPartition) -> bool:
+        gone = self.leaders.find_gone_leader(place)
+        return gone is not None and any(map(self._other, gone.replicas))
+
+    def _led_by_nobody(self, topics: Iterable[Topic]) -> list[TopicIdPartition]:
         return [
             (topic.record.topic_id, number)
-            for topic in self._topics
+            for topic in topics
             for number in topic.record.absent
             if self.leaders.find_leader((topic.record.topic_id, number)) is None
         ]

@@ -65,13 +65,12 @@ class Leaders:
         self._lock = threading.RLock()
         self._reports: dict[int, Report] = {}
         self._gone: dict[int, Report] = {}  # what brokers said last that are gone
-        self._left: dict[
-            TopicIdPartition, LedPartition
-        ] = {}  # what is being changed of what nobody leads
+        # What is being changed of what nobody leads.
+        self._left: dict[TopicIdPartition, LedPartition] = {}
 
     def put_report(self, node_id: int, report: Report) -> None:
         with self._lock:
-            self._remember(self._reports.get(node_id, {}))
+            self._remember(self._reports.get(node_id, {}), report)
             self._reports = {**self._reports, node_id: report}
             self._gone = {one: report for one, report in self._gone.items() if one != node_id}
             self._forget_what_is_led()
@@ -92,7 +91,7 @@ class Leaders:
             kept, reports = set(node_ids), self._reports
             gone = {one: report for one, report in reports.items() if one not in kept}
             for report in gone.values():
-                self._remember(report)
+                self._remember(report, {})
             self._gone |= gone
             self._reports = {one: report for one, report in reports.items() if one in kept}
             self._forget_what_is_led()
@@ -115,8 +114,10 @@ class Leaders:
                 )
                 self.put_led(node_id, place, changed)
 
-    def _remember(self, report: Report) -> None:
-        self._left = self._left | {place: led for place, led in report.items() if led.changes}
+    def _remember(self, before: Report, after: Report) -> None:
+        """What a broker says no more that it leads. Most reports lack nothing."""
+        lost = {place: before[place] for place in before.keys() - after.keys()}
+        self._left |= {place: led for place, led in lost.items() if led.changes}
 
     def _forget_what_is_led(self) -> None:
         reports = self._reports.values()

@@ -244,11 +244,8 @@ class Replicas:
         yield from list(self._damaged.values())
 
     def _move_log_start(self, replica: Replica, offset: int) -> None:
-        checkpoints = self._topics.checkpoints
-        if replica.partition is not None:
-            checkpoints.move_log_start(replica.partition, offset)
-        else:
-            checkpoints.move_followers_log_start(replica, offset, move=replica.log.trim)
+        saved_as = replica.partition or replica
+        self._topics.checkpoints.move_log_start(saved_as, offset, move=replica.log.trim)
 
     # --- what there is to do ----------------------------------------------------------------------
 

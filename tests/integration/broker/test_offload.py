@@ -162,7 +162,9 @@ def test_segments_after_a_trim_are_uploaded_before_the_trim_reaches_the_bucket(h
     copier, partition = copier_of(concurrency=1), harness.broker.partition("a", 0)
     partition.claim()
     start = partition._log.base_offsets[1]
-    harness.broker.checkpoints.move_log_start(partition, start)
+    harness.broker.checkpoints.move_log_start(
+        partition, start, move=partition.upkeep.move_log_start
+    )
     partition.upkeep.delete_local(start)
     with capture_logs() as lines:
         copier.run_round()

@@ -380,7 +380,7 @@ def test_retention_by_time_does_not_sum_up_manifest_pages(harness, monkeypatch):
     harness.fill(600)
     harness.offload()
     partition = harness.broker.partition("t", 0)
-    harness.broker.checkpoints.move_log_start(partition, 5)
+    harness.broker.checkpoints.move_log_start(partition, 5, move=partition.upkeep.move_log_start)
     harness.broker.background.janitor._apply_retention(partition)
     partition._cold._manifests._cache._pages.clear()
     harness.store.calls.clear()
