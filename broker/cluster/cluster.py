@@ -419,8 +419,9 @@ class Cluster:
         return 0 if manifest is None else manifest.end_offset
 
     def ask_who_leads(self) -> None:
-        """Ask the others now, unless somebody did a moment ago: there is a key whose coordinator
-        this broker does not know, and librdkafka asks three times within 300 ms.
+        """Ask the others now, unless somebody did a moment ago: a call waits for a leader, or there
+        is a key whose coordinator this broker does not know, and librdkafka asks three times within
+        300 ms.
         """
         if time.monotonic() - self._asked_s >= ASK_AGAIN_S:
             self._asked_s = time.monotonic()

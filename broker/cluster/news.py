@@ -157,7 +157,8 @@ class News:
         try:
             report = call()
         except TierlogError as error:
-            log.info("a broker does not answer", node_id=other.node_id, error=str(error))
+            if other.node_id not in self._silent:  # it is asked again and again
+                log.info("a broker does not answer", node_id=other.node_id, error=str(error))
             self._silent.add(other.node_id)
             self._members.doubt()
             return False

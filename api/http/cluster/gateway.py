@@ -3,7 +3,8 @@
 * A call is tried here first. If another broker leads what it is about, it goes there as it came;
   that broker never passes it on (`Tierlog-Forwarded`). What is in the bucket is read here
   (`fetch.cold_elsewhere`).
-* While nobody leads, as during a hand-over, a call waits, `leader_wait_ms` at most.
+* While nobody leads, as during a hand-over, a call waits, `leader_wait_ms` at most. Meanwhile the
+  others are asked who does: one question at a time, whatever waits.
 * It is sent again only if it certainly was not carried out: without a connection, or after a
   refusal that says so. A read may always be sent again.
 * A small body is received first, and kept, so that it can be sent again. A large one, and one of
@@ -19,7 +20,7 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -36,7 +37,7 @@ from tierlog.api.http.fetch.cold_elsewhere import ColdElsewhere
 from tierlog.api.http.problems import HeaderList, PeerProblem
 from tierlog.api.http.responses import AnyResponse, Response, StreamResponse
 from tierlog.api.protocol.messages import BODILESS
-from tierlog.broker.cluster.cluster import Cluster
+from tierlog.broker.cluster.cluster import ASK_AGAIN_S, Cluster
 from tierlog.record_format.errors import (
     WILL_PASS,
     LeaderUnknown,
@@ -107,9 +108,12 @@ class Gateway:
             trust_env=False,
         )
         self.cold = ColdElsewhere(context, cluster, trusted)
+        self._asking: asyncio.Future[None] | None = None
         self.passed_on = PassedOn()
 
     async def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
         self.cold.close()
         await self._http.aclose()
 
@@ -131,8 +135,20 @@ class Gateway:
             is_over = waited_ms >= context.settings.leader_wait_ms or context.waiting.is_stopping
             if is_over or exchange.is_spent:
                 raise answer
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.ensure_future(self._ask_others())
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+
+    async def _ask_others(self) -> None:
+        """Who leads; done once they may be asked again. What they report grows with what they lead,
+        so they are asked for a fifth of the time at most.
+        """
+        began_s = time.monotonic()
+        with suppress(TierlogError):  # the broker stops
+            await self._context.write_cold(self._cluster.ask_who_leads)
+        took_s = time.monotonic() - began_s
+        await asyncio.sleep(max(ASK_AGAIN_S, 4 * took_s))
 
     async def _ask_leader(
         self, exchange: Exchange, call: Call, refusal: TierlogError

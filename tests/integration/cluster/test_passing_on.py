@@ -8,17 +8,23 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx2
 import pytest
 
-from tests.fakes.broker_cluster import cluster_of
+from tests.fakes.broker_cluster import cluster_of, node_id_of
 from tests.fakes.served_broker import Served
-from tests.fakes.served_cluster import ServedCluster
+from tests.fakes.served_cluster import ServedCluster, served_cluster
 from tests.fakes.waiting import until
 from tierlog.api.http.bodies import KEPT_MAX_BYTES
+from tierlog.api.http.cluster.peers import HttpPeers
 from tierlog.api.http.header_values import BATCHES
+from tierlog.api.http.settings import HttpSettings
+from tierlog.broker.background import background_tasks
+from tierlog.broker.cluster.cluster import ASK_AGAIN_S
+from tierlog.broker.cluster.peers import LeaderReport
 from tierlog.broker.replication.replica import Replica
 
 PARTITIONS = 1
@@ -307,3 +313,66 @@ def test_hand_overs_cost_a_producer_a_pause_and_no_error(
         answer = httpx2.get(records_url(cluster.brokers[0], topic), params=params)
         read += [one["value"] for one in answer.json()["records"]]
     assert read == [str(n) for n in range(sent)]
+
+
+# --- while nobody is known to lead ----------------------------------------------------------------
+
+
+class Asked:
+    """How often brokers are asked what they lead; while `is_led` is false they lead nothing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, self.is_led = 0, True
+        read = HttpPeers.read_leaders
+
+        def counted(peers: HttpPeers, url: str) -> LeaderReport:
+            self.count += 1
+            report = read(peers, url)
+            return report if self.is_led else LeaderReport(node_id=report.node_id, leaders=[])
+
+        monkeypatch.setattr(HttpPeers, "read_leaders", counted)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """Brokers look by themselves when they start, and then no more."""
+    monkeypatch.setattr(background_tasks, "REPORT_INTERVAL_S", 3600.0)
+    return Asked(monkeypatch)
+
+
+def test_a_call_that_waits_finds_out_who_leads_before_the_brokers_next_look(
+    tmp_path: Path, http: httpx2.Client, asked: Asked
+) -> None:
+    with third_broker(tmp_path, HttpSettings()) as (leader, other):
+        began = asked.count
+        made = http.post(records_url(other, "t"), json={"records": [{"value": "x"}]})
+        assert made.status_code == 200, made.text
+        assert asked.count > began
+        assert leader.broker.partition("t", 0).log_end_offset == 1
+
+
+def test_many_calls_that_wait_have_the_others_asked_as_often_as_one(
+    tmp_path: Path, http: httpx2.Client, asked: Asked
+) -> None:
+    settings = HttpSettings(leader_wait_ms=1_000)
+    with third_broker(tmp_path, settings) as (_, other), ThreadPoolExecutor(20) as pool:
+        asked.is_led = False
+        began, began_s = asked.count, time.monotonic()
+        urls = [records_url(other, "t")] * 20
+        made = list(pool.map(lambda url: http.post(url, json={"records": [{}]}), urls))
+        took_s = time.monotonic() - began_s
+        assert {one.json()["code"] for one in made} == {"leader-unknown"}
+        others = 2
+        assert others <= asked.count - began <= others * (took_s / ASK_AGAIN_S + 1)
+
+
+@contextmanager
+def third_broker(root: Path, settings: HttpSettings) -> Iterator[tuple[Served, Served]]:
+    """The leader of a topic's partition, and a broker that has not heard of any."""
+    with served_cluster(root, http=settings) as cluster:
+        body = {"name": "t", "partitions": 1}
+        made = httpx2.post(f"{cluster.brokers[0].server.url}/v1/topics", json=body, timeout=20)
+        assert made.status_code == 201, made.text
+        leader, other = cluster.leader("t"), cluster.others("t")[0]
+        cluster_of(other.broker).leaders.put_report(node_id_of(leader.broker), {})
+        yield leader, other
