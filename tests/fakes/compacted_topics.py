@@ -3,6 +3,7 @@
 import random
 
 from tests.fakes.records import iter_records
+from tests.fakes.waiting import until
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.record_format.produced import build_produced
 
@@ -39,12 +40,25 @@ def last_of(records):
 
 
 def compacted(harness, topic):
+    """Clean all of it. An upload meanwhile ends a round, which the next one repeats: no segment may
+    span where the bucket ends.
+    """
     log = harness.broker.partition(topic, 0)._log
     log.roll()
     before = log.size_bytes
-    harness.broker.background.compactor.run_round()
+
+    def is_clean():
+        harness.broker.background.compactor.run_round()
+        return cleaned(harness, topic) == log.active_base_offset
+
+    until(is_clean)
     assert log.size_bytes < before
     return log
+
+
+def cleaned(harness, topic="t"):
+    broker = harness.broker
+    return broker._topics.compaction_offsets.cleaned(broker.partition(topic, 0))
 
 
 def offload(harness, topic):

@@ -87,7 +87,7 @@ def test_a_connection_that_was_closed_while_it_rested_is_opened_again() -> None:
 
 
 def test_nobody_waits_for_a_leader_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_heads, "ANSWER_TIMEOUT_S", 1.0)  # in which all three have asked
+    monkeypatch.setattr(leader_heads, "ANSWER_TIMEOUT_S", 0.2)
 
     async def test(leader: Leader, heads: LeaderHeads) -> None:
         leader.may_answer.clear()
@@ -95,7 +95,7 @@ def test_nobody_waits_for_a_leader_that_does_not_answer(monkeypatch: pytest.Monk
         failed = await asyncio.gather(*asked, return_exceptions=True)
         assert [type(one) for one in failed] == [PeerUnavailable] * 3
         before = len(leader.asked)
-        assert before <= 1
+        assert before <= leader.connections  # one question on each, which ends with its wait
         leader.may_answer.set()
         monkeypatch.setattr(leader_heads, "ANSWER_TIMEOUT_S", 10.0)
         assert await number_of(heads) > before  # over another connection
