@@ -167,6 +167,11 @@ def _compose(values: Mapping[str, object]) -> Settings:
             "127.0.0.1, create tokens with `tierlog token create`, or give --insecure-no-auth if a "
             "proxy in front controls access"
         )
+    if broker.cluster_join and store.get("url", "").startswith("memory:"):
+        raise SettingsError(
+            f"store {store['url']} is this process's own memory, and the brokers of a cluster "
+            "(--join) meet in their store: give s3://bucket/prefix or file:///folder"
+        )
     if broker.cluster_join and tokens_file.exists() and "cluster_token_file" not in serve:
         raise SettingsError(
             f"there are tokens in {tokens_file}, and no --cluster-token-file: the brokers of a "

@@ -264,11 +264,22 @@ def dev(
         str | None, typer.Option(metavar="URL", help="Another store than a folder in there.")
     ] = None,
     port: Annotated[
-        int, typer.Option(min=1, max=65_000, help="Port of the first broker, if it is free.")
-    ] = DEFAULT_PORT,
+        int | None,
+        typer.Option(
+            min=1,
+            max=65_000,
+            help="Port of the first broker, if it is free; the others have those after it. By "
+            f"default as the last time, at first {DEFAULT_PORT}.",
+        ),
+    ] = None,
     kafka_port: Annotated[
-        int, typer.Option(min=1, max=65_000, help="The same, for Kafka clients.")
-    ] = KAFKA_PORT,
+        int | None,
+        typer.Option(
+            min=1,
+            max=65_000,
+            help=f"The same, for Kafka clients; at first {KAFKA_PORT}.",
+        ),
+    ] = None,
 ) -> None:
     """Run several brokers in one terminal, and watch who leads what; no flags needed."""
     from tierlog.cli.cluster_dev import run_lab

@@ -34,6 +34,7 @@ from tierlog.cli.output import note
 from tierlog.client.client import Client
 from tierlog.client.exchange import NO_RETRIES
 from tierlog.record_format.errors import ConfigurationError, TierlogError
+from tierlog.settings import DEFAULT_PORT, KAFKA_PORT
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,6 +48,7 @@ STOP_S: Final = 60.0
 REPLICAS: Final = 3  # of each partition, unless a topic is created with another number
 _KEY: Final = ".command"
 _ANYWHERE: Final = "127.0.0.1:0"
+_TAKEN: Final = re.compile(r"cannot listen on (\S+):")
 _LISTENS: Final = re.compile(r"tierlog listens on (\S+), Kafka clients connect to (\S+),")
 # What happens is to be seen at once; a folder costs nothing to ask.
 _QUICK: Final = (
@@ -58,17 +60,20 @@ _QUICK: Final = (
 
 
 class DevBroker:
-    """One of the lab's. `port` and `kafka_port` are those of its last start; if another has them
-    when it starts, it has others.
+    """One of the lab's. `port` and `kafka_port` are those of its last start unless they are given;
+    if another has them when it starts, it has others.
     """
 
-    def __init__(self, folder: Path, node_id: int, *, port: int, kafka_port: int) -> None:
+    def __init__(
+        self, folder: Path, node_id: int, *, port: int | None = None, kafka_port: int | None = None
+    ) -> None:
         self.node_id, self._path = node_id, folder / f"broker-{node_id}"
         self._child: subprocess.Popen[bytes] | None = None
         self._flags: Sequence[str] = ()
         self._log_start = 0
-        port, kafka_port = self._last_ports() or (port, kafka_port)
-        self._listen, self.kafka = f"127.0.0.1:{port}", f"127.0.0.1:{kafka_port}"
+        last = self._last_ports() or (DEFAULT_PORT + node_id, KAFKA_PORT + node_id)
+        self._listen = f"127.0.0.1:{port or last[0]}"
+        self.kafka = f"127.0.0.1:{kafka_port or last[1]}"
         self.client = self._client()
 
     @property
@@ -137,7 +142,8 @@ class DevBroker:
         """Whether it serves. Raises ConfigurationError if it has ended instead."""
         said = self.log.read_bytes()[self._log_start :].decode(errors="replace")
         if self._child is not None and self._child.poll() is not None:
-            if "cannot listen on" in said and self._listen != _ANYWHERE:
+            if (taken := _TAKEN.search(said)) is not None and self._listen != _ANYWHERE:
+                note(f"{taken[1]} is taken: broker {self.node_id} has other ports")
                 self._listen = self.kafka = _ANYWHERE
                 self.start(self._flags)
                 return False
@@ -185,12 +191,14 @@ def _command_of(pid: int) -> str:
     return "" if done.stdout.startswith("Z") else done.stdout
 
 
-def run_lab(folder: Path, *, brokers: int, store: str | None, port: int, kafka_port: int) -> None:
+def run_lab(
+    folder: Path, *, brokers: int, store: str | None, port: int | None, kafka_port: int | None
+) -> None:
     """Until Ctrl-C. Raises ConfigurationError."""
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     lab = [
-        DevBroker(folder, one, port=port + one, kafka_port=kafka_port + one)
+        DevBroker(folder, one, port=port and port + one, kafka_port=kafka_port and kafka_port + one)
         for one in range(brokers)
     ]
     if running := [one.node_id for one in lab if one.pid() is not None]:

@@ -20,6 +20,7 @@ import typer
 COMMON_OPTIONS: Final = "Common options"
 WIDTH_MAX: Final = 100
 _NAMES_MAX: Final = 26  # columns; a longer name has its text below
+_UNCUT: Final = 1 << 10  # characters of a command's first sentence: it is wrapped
 _PLACEHOLDERS: Final = {int: "N", float: "NUMBER", Path: "PATH"}
 
 Row = tuple[str, str]
@@ -56,7 +57,7 @@ def _sections(command: Any, ctx: Any) -> dict[str, list[Row]]:
         for name in list_commands(ctx):
             part = command.get_command(ctx, name)
             panel = getattr(part, "rich_help_panel", None) or "Commands"
-            sections.setdefault(panel, []).append((name, part.get_short_help_str(limit=WIDTH_MAX)))
+            sections.setdefault(panel, []).append((name, part.get_short_help_str(_UNCUT)))
     shown = [one for one in command.get_params(ctx) if not one.hidden]
     panels = {one.name: _panel(one) for one in shown}
     if COMMON_OPTIONS in panels.values():

@@ -42,6 +42,8 @@ from tierlog.cli.output import (
     print_table,
     progress_bar,
 )
+from tierlog.cli.times import parse_time
+from tierlog.host.clock import wall_clock_ms
 from tierlog.record_format.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -84,17 +86,27 @@ PartitionsOption = Annotated[
     list[int] | None,
     typer.Option("--partition", "-p", min=0, help="A partition; may be repeated. All by default."),
 ]
+
+
+def _time_option(name: str, help_: str) -> Any:
+    """Its value is in milliseconds, so that an error names what was written."""
+
+    def in_ms(text: str | None) -> str | None:
+        return None if text is None else str(parse_time(name, text, now_ms=wall_clock_ms()))
+
+    return typer.Option(name, metavar="TIME", callback=in_ms, help=help_)
+
+
 FromTimeOption = Annotated[
     str | None,
-    typer.Option(
-        "--from-time", metavar="TIME", help="Start at the first record at or after this time."
+    _time_option(
+        "--from-time",
+        "Start at the first record at or after this time: 1h (ago), 2026-02-01T12:00 (UTC), "
+        "RFC 3339 or milliseconds.",
     ),
 ]
 ToTimeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--to-time", metavar="TIME", help="End before the first record at or after this time."
-    ),
+    str | None, _time_option("--to-time", "End before the first record at or after this time.")
 ]
 
 
@@ -113,6 +125,10 @@ class LogOptions:
 
     def given(self, **more: str | None) -> dict[str, str]:
         """The options of the Spark source. `--option` takes precedence."""
+        if self.from_time and self.to_time and int(self.from_time) > int(self.to_time):
+            raise typer.BadParameter(
+                f"--from-time ({self.from_time} ms) is later than --to-time ({self.to_time} ms)"
+            )
         named: dict[str, str | None] = {
             "store": self.store,
             "server": self.server,

@@ -255,10 +255,10 @@ class CompactOptions(ClientOptions):
 def compact(
     options: CompactOptions, topics: TopicsArgument, output: OutputOption = Output.AUTO
 ) -> None:
-    """Merge neighbouring small segments that are only in the bucket, so that reading them takes
-    fewer requests. Records and offsets stay as they are.
+    """Merge small segments that are only in the bucket, so that reading takes fewer requests.
 
-    May be interrupted, and repeated. `cold.merge.min.bytes` has it done in the background.
+    Neighbouring ones become one; records and offsets stay as they are. May be interrupted, and
+    repeated. `cold.merge.min.bytes` has it done in the background.
     """
     if options.spark:
         done = _merge_on_spark(options, topics)

@@ -55,9 +55,10 @@ class Lab:
 
 
 @contextmanager
-def lab(folder: Path, shown: Path, *, brokers: int = 3) -> Iterator[Lab]:
-    command = ["cluster", "dev", "--data-dir", folder, "--port", free_port()]
-    command += ["--kafka-port", free_port(), "--brokers", brokers]
+def lab(folder: Path, shown: Path, *, brokers: int = 3, with_ports: bool = True) -> Iterator[Lab]:
+    command = ["cluster", "dev", "--data-dir", folder, "--brokers", brokers]
+    if with_ports:
+        command += ["--port", free_port(), "--kafka-port", free_port()]
     with shown.open("wb") as out:
         process = Forked(list(map(str, command)), stdout=out, stderr=out, env=ENVIRONMENT)
     try:
@@ -79,8 +80,11 @@ def test_a_broker_whose_port_another_took_meanwhile_has_one_of_its_own(tmp_path:
         try:
             until(broker.check_started, patience_s=60)
             assert broker.url != f"http://127.0.0.1:{port}"
-            again = DevBroker(tmp_path, 0, port=port, kafka_port=1)
+            again = DevBroker(tmp_path, 0)
             assert again.process() == broker.process(), "it is started there again"
+            given = DevBroker(tmp_path, 0, port=port)
+            given.client.close()
+            assert (given.url, given.kafka) == (f"http://127.0.0.1:{port}", broker.kafka)
             with again.client, broker.client:
                 assert again.client.readiness().ready
         finally:
@@ -172,7 +176,7 @@ def test_a_lab_goes_on_with_the_same_folder_and_ports(tmp_path: Path) -> None:
     with lab(tmp_path / "lab", tmp_path / "first", brokers=2) as first:
         first.programs[1].ok("topic", "create", "flights", "--partitions", "3")
         servers = first.servers
-    with lab(tmp_path / "lab", tmp_path / "second", brokers=2) as second:
+    with lab(tmp_path / "lab", tmp_path / "second", brokers=2, with_ports=False) as second:
         assert second.servers == servers
         until(lambda: sum(leads for _, _, leads in second.brokers()) == 3, patience_s=60)
 

@@ -18,6 +18,21 @@ def commands():
             yield pytest.param([name], command, id=name)
 
 
+def groups():
+    for name in COMMANDS:
+        if getattr(load_command(name), "commands", {}):
+            yield name
+
+
+@pytest.mark.parametrize("name", list(groups()))
+def test_a_group_says_of_each_command_a_whole_sentence(name, capsys):
+    assert run_command([name, "--help"]) == 0
+    commands = capsys.readouterr().out.partition("Commands:")[2]
+    assert "..." not in commands
+    for line in re.split(r"^  (?=\w)", commands, flags=re.MULTILINE)[1:]:
+        assert line.rstrip().endswith(".")
+
+
 def words_to_type(parameter):
     """The parts of an option that users type literally."""
     yield from (name for name in parameter.opts if name.startswith("-"))

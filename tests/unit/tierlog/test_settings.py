@@ -128,6 +128,10 @@ def test_sizes_and_durations_may_have_units(name, raw, value):
         (DATA | {"kafka.listen": "0.0.0.0:9092"}, "kafka.listen 0.0.0.0:9092 is not a loopback"),
         (DATA | {"queued.max.request.bytes": "1MiB"}, "socket.request.max.bytes"),
         (DATA | {"default.replication.factor": "3"}, "3.* give --join"),
+        (
+            DATA | {"cluster.join": "true", "store": "memory://x"},
+            "store memory://x is this process's own memory, .* give s3://bucket/prefix or file",
+        ),
         (DATA | {"replica.lag.time.max.ms": "100"}, "replica.fetch.wait.max.ms .500. is above"),
     ],
 )

@@ -1,5 +1,6 @@
 """The configuration of the session that a Spark command starts."""
 
+import re
 import signal
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +53,21 @@ def test_a_missing_source_is_reported_before_spark_starts(session_config, capsys
     assert run_command(command) == 2
     assert "give --store URL, or --server URL" in capsys.readouterr().err
     assert not session_config
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--from-time", "soon"), "--from-time: "),
+        (("--to-time", "soon"), "--to-time: "),
+        (("--from-time", "1h", "--to-time", "1d"), "is later than --to-time"),
+    ],
+)
+def test_a_time_that_is_none_is_refused_by_its_options_name(capsys, given, message):
+    assert run_command(["stats", "t", "--store", "file:///a", *given]) == 2
+    said = capsys.readouterr().err
+    assert re.search(message, said), said
+    assert "option" not in said
 
 
 @pytest.mark.parametrize("targets", [[], ["--to-json", "a", "--to-parquet", "b"]])
