@@ -185,5 +185,5 @@ def truncate_fully_and_start_at(state: LogState, offset: int, producers: bytes |
 def disk_error(state: LogSetting, error: OSError) -> TierlogError:
     """The error for a failed system call: DiskFull, or the log goes offline."""
     if is_disk_full(error):
-        return disk_full(state.name, error)
+        return disk_full(state.folder, error)
     return state.go_offline(error)

@@ -10,8 +10,9 @@ them. Memory is bounded, whatever the order and the number of days.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import date, timedelta
 from itertools import pairwise
 from typing import Any, Final
@@ -100,19 +101,34 @@ class DayFiles:
 
 class _File:
     def __init__(self, io: FileIO, path: str, schema: pa.Schema) -> None:
-        self._stream: Any = io.new_output(path).create()
-        self._writer = pq.ParquetWriter(self._stream, schema, compression="zstd")
+        self._path = path
+        with _named(path):
+            self._stream: Any = io.new_output(path).create()
+            self._writer = pq.ParquetWriter(self._stream, schema, compression="zstd")
 
     def write_rows(self, rows: pa.Table) -> int:
         """As one row group. How many bytes the file has."""
-        self._writer.write_table(rows, row_group_size=rows.num_rows)
-        return int(self._stream.tell())
+        with _named(self._path):
+            self._writer.write_table(rows, row_group_size=rows.num_rows)
+            return int(self._stream.tell())
 
     def close(self) -> None:
-        try:
-            self._writer.close()
-        finally:
-            self._stream.close()
+        with _named(self._path):
+            try:
+                self._writer.close()
+            finally:
+                self._stream.close()
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Of a full disk Arrow says the number, and not where."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), path) from error
 
 
 def _by_day(batch: pa.RecordBatch, time: str) -> Iterator[tuple[int, pa.RecordBatch]]:
