@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import structlog
 
-from tierlog.api.http.settings import HttpSettings
+from tierlog.api.http.settings import FindTable, HttpSettings
 from tierlog.api.kafka.settings import BrokerConfig, KafkaSettings
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.loopback import is_loopback
@@ -185,9 +185,7 @@ def _compose(values: Mapping[str, object]) -> Settings:
         tokens_file=tokens_file,
         tokens_required=not insecure and bool(exposed),
         shutdown_timeout_ms=broker.shutdown_timeout_ms,
-        find_table=table_finder(serve["catalog"], serve.get("warehouse"))
-        if "catalog" in serve
-        else None,
+        find_table=_table_finder(serve, store),
     )
     if 2 * http.expanded_max_bytes > http.decoding_max_bytes:
         raise SettingsError(
@@ -219,6 +217,14 @@ def _compose(values: Mapping[str, object]) -> Settings:
         kafka=kafka,
         kafka_listen=kafka_listen,
     )
+
+
+def _table_finder(serve: Mapping[str, Any], store: Mapping[str, Any]) -> FindTable | None:
+    if "catalog" not in serve:
+        return None
+    near = {f"s3.{name}": store[name] for name in ("endpoint", "region") if name in store}
+    given = {"warehouse": serve["warehouse"]} if "warehouse" in serve else {}
+    return table_finder(serve["catalog"], given, near)
 
 
 def _check_replication(broker: BrokerSettings) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from tierlog.host.clock import wall_clock_ms
 
@@ -23,12 +23,18 @@ MAX_PARTITION: Final = 2**31 - 1
 
 class ShownTable(NamedTuple):
     """What the console shows of a topic's table: as `tierlog.tables` has it. `refused`: the latest
-    rows of the table of errors; why they cannot be read is in `problem`.
+    rows of the table of errors, and the id of the schema that most of them are of; why they cannot
+    be read is in `problem`.
     """
 
     status: Any
     refused: list[Any]
+    refused_schema_id: int | None
     problem: str
+
+
+FindTable: TypeAlias = Callable[[str, str], ShownTable | None]
+"""By a topic's name and id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +73,7 @@ class HttpSettings:
     decode_max_ms: int = 5_000
     # The table of a topic, by its name and id, if a catalog is known and has one. May block; raises
     # RequestError, RetriableError, CorruptDataError.
-    find_table: Callable[[str, str], ShownTable | None] | None = None
+    find_table: FindTable | None = None
     # A search of the console ends after it has read so much, or taken so long.
     search_max_bytes: int = 1024 * MIB
     search_max_ms: int = 30_000

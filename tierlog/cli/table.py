@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -19,7 +19,9 @@ from pyiceberg.catalog import Catalog
 
 from tierlog.cli.on_spark import LogOptions, pairs
 from tierlog.cli.options import (
+    EndpointOption,
     OutputOption,
+    RegionOption,
     TopicArgument,
     YesOption,
     complete_topic,
@@ -56,7 +58,12 @@ from tierlog.tables.catalog import (
     table_name,
     tables_of_topics,
 )
-from tierlog.tables.errors_table import errors_name, load_errors
+from tierlog.tables.errors_table import (
+    errors_name,
+    latest_refused,
+    load_errors,
+    schema_of_most,
+)
 from tierlog.tables.json_columns import given_columns
 from tierlog.tables.maintain import Ages, maintain_table
 from tierlog.tables.position import Position
@@ -132,9 +139,11 @@ class CatalogOptions:
     catalog: CatalogOption
     warehouse: WarehouseOption = None
     catalog_property: PropertyOption = None
+    endpoint: EndpointOption = None
+    region: RegionOption = None
 
     def open(self) -> Catalog:
-        return _open(self.catalog, self.warehouse, self.catalog_property, {})
+        return _open(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,9 +156,7 @@ class TableOptions(LogOptions):
     catalog_property: PropertyOption = None
 
     def open(self) -> Catalog:
-        """The warehouse is at the store's endpoint, unless a property says otherwise."""
-        near = {"s3.endpoint": self.endpoint, "s3.region": self.region}
-        return _open(self.catalog, self.warehouse, self.catalog_property, near)
+        return _open(self)
 
     def name(self, topic: str) -> Name:
         return table_name(self.table, topic)
@@ -158,14 +165,14 @@ class TableOptions(LogOptions):
         return read_options(self.given(includeHeaders="true"), topic)
 
 
-def _open(
-    catalog: str,
-    warehouse: str | None,
-    given: Sequence[str] | None,
-    defaults: Mapping[str, str | None],
-) -> Catalog:
-    properties = {"warehouse": warehouse, **defaults, **pairs(given)}
-    return open_catalog(catalog, {name: one for name, one in properties.items() if one})
+def _open(options: CatalogOptions | TableOptions) -> Catalog:
+    near = {"s3.endpoint": options.endpoint, "s3.region": options.region}
+    properties = {"warehouse": options.warehouse, **pairs(options.catalog_property)}
+    return open_catalog(options.catalog, _given(properties), near=_given(near))
+
+
+def _given(properties: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: one for name, one in properties.items() if one}
 
 
 @app.command("create")
@@ -349,13 +356,13 @@ def status(options: TableOptions, topic: TopicArgument, output: OutputOption = O
     table = load_table(options.open(), options.name(topic))
     has_log = options.store is not None or options.server is not None
     found = status_of(table, options.reading(topic) if has_log else None)
+    errors = load_errors(table.catalog, table) if found.errors else None
+    refused = [] if errors is None else latest_refused(errors)
+    members = {**found._asdict(), "latest_errors_schema_id": schema_of_most(refused)}
     if output.is_json:
-        partitions = [one._asdict() for one in found.partitions]
-        print_json({**found._asdict(), "partitions": partitions})
+        print_json({**members, "partitions": [one._asdict() for one in found.partitions]})
         return
-    members = found._asdict()
-    del members["partitions"]
-    print_members(members)
+    print_members(members)  # the partitions are left out
     print_table("", ("partition", "next offset", "log end", "lag"), found.partitions)
 
 

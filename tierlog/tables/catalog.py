@@ -142,13 +142,20 @@ class Commit(NamedTuple):
     properties: Mapping[str, str] = MappingProxyType({})
 
 
-def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
+def open_catalog(
+    name: str,
+    properties: Mapping[str, str],
+    *,
+    near: Mapping[str, str] = MappingProxyType({}),
+) -> Catalog:
     """The catalog of this name in PyIceberg's configuration, or at this URL, which is a catalog
-    `default`. Raises ConfigurationError, CatalogUnavailable.
+    `default` and has the properties `near`: where the log's store is, unless `properties` say
+    otherwise. Raises ConfigurationError, CatalogUnavailable.
     """
     given = {PY_IO_IMPL: ARROW_FILE_IO, **properties}
     if "://" in name:
-        name, given["uri"] = "default", name
+        given = {**near, **given, "uri": name}
+        name = "default"
     try:
         return load_catalog(name, **given)
     except _UNAVAILABLE as error:

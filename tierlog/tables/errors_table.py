@@ -10,7 +10,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 import pyarrow.parquet as pq
@@ -41,6 +43,7 @@ from tierlog.tables.catalog import (
 )
 from tierlog.tables.position import Position, TableRolledBack
 
+REFUSED_SHOWN: Final = 20
 TABLE: Final = "tierlog.table"
 """The id of the table whose errors these are."""
 _SUFFIX: Final = "_errors"
@@ -113,7 +116,7 @@ class Refused(NamedTuple):
     value: bytes | None
 
 
-def latest_refused(errors: Table, *, limit: int) -> list[Refused]:
+def latest_refused(errors: Table, *, limit: int = REFUSED_SHOWN) -> list[Refused]:
     """The latest rows by time, newest first. Of a file only the last row group is read. Raises
     CatalogUnavailable.
     """
@@ -125,6 +128,13 @@ def latest_refused(errors: Table, *, limit: int) -> list[Refused]:
                 break
             found += _last_rows(errors, file.file_path, limit=limit)
     return sorted(found, key=lambda one: one.timestamp, reverse=True)[:limit]
+
+
+def schema_of_most(refused: Iterable[Refused]) -> int | None:
+    """The id of the schema that most of these rows are of; None if none of them is of one."""
+    of_schemas = (re.match(r"schema (\d+):", one.reason) for one in refused)
+    counts = Counter(int(found[1]) for found in of_schemas if found)
+    return max(counts, key=counts.__getitem__, default=None)
 
 
 def _last_time(file: DataFile) -> int:

@@ -6,39 +6,47 @@ A table's name is not its topic's: what is shown is checked to be of the topic.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from tierlog.api.http.settings import ShownTable
+from tierlog.api.http.settings import FindTable, ShownTable
 from tierlog.record_format.errors import RetriableError, TierlogError
 
-REFUSED_SHOWN: Final = 20
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
 
 
 class CatalogRefused(RetriableError):
     """A catalog does not answer, or is not configured."""
 
 
-def table_finder(catalog: str, warehouse: str | None) -> Callable[[str, str], ShownTable | None]:
-    """Imports PyIceberg, which takes seconds, at the first call."""
+def table_finder(
+    catalog: str,
+    properties: Mapping[str, str],
+    near: Mapping[str, str] = MappingProxyType({}),
+) -> FindTable:
+    """Imports PyIceberg, which takes seconds, at the first call. `properties`, `near`: as of
+    `open_catalog`.
+    """
 
     def find(topic: str, topic_id: str) -> ShownTable | None:
+        from tierlog.tables.catalog import open_catalog
+
         try:
-            return _find_table(catalog, warehouse, topic=topic, topic_id=topic_id)
+            opened = open_catalog(catalog, properties, near=near)
+            return _find_table(opened, catalog, topic=topic, topic_id=topic_id)
         except TierlogError as error:
             raise CatalogRefused(str(error).replace(catalog, "…")) from None
 
     return find
 
 
-def _find_table(
-    place: str, warehouse: str | None, *, topic: str, topic_id: str
-) -> ShownTable | None:
-    from tierlog.tables.catalog import UnknownTable, load_table, open_catalog, table_name
-    from tierlog.tables.errors_table import latest_refused, load_errors
+def _find_table(catalog: Catalog, place: str, *, topic: str, topic_id: str) -> ShownTable | None:
+    from tierlog.tables.catalog import UnknownTable, load_table, table_name
+    from tierlog.tables.errors_table import latest_refused, load_errors, schema_of_most
     from tierlog.tables.status import status_of
 
-    catalog = open_catalog(place, {"warehouse": warehouse} if warehouse else {})
     try:
         table = load_table(catalog, table_name(None, topic))
     except UnknownTable:
@@ -51,7 +59,7 @@ def _find_table(
         status = status._replace(problem=again)
     try:
         errors = load_errors(catalog, table) if status.errors else None
-        refused = [] if errors is None else latest_refused(errors, limit=REFUSED_SHOWN)
+        refused = [] if errors is None else latest_refused(errors)
     except TierlogError as error:
-        return ShownTable(status, [], str(error).replace(place, "…"))
-    return ShownTable(status, refused, "")
+        return ShownTable(status, [], None, str(error).replace(place, "…"))
+    return ShownTable(status, refused, schema_of_most(refused), "")

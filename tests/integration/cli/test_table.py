@@ -3,6 +3,7 @@
 import json
 import re
 
+import httpx2
 import pytest
 
 from tests.fakes.bucket import put_topic
@@ -70,6 +71,43 @@ def test_all_topics_with_a_mode_are_tables_and_json_is_columns(offline, tmp_path
     assert dropped == {"dropped": ["tierlog.many", "tierlog.many_errors"]}
     assert run("sync")["errors"] == 1, "made anew, without that column"
     assert table.json_rows()[2] == {"price": 2.5}
+
+
+def test_a_table_of_schemas_is_created_filled_and_shown_with_the_schema_of_most_errors(
+    tierlog, broker, tmp_path
+):
+    catalog = ["--catalog", f"sqlite:///{tmp_path}/c.db", "--warehouse", f"file://{tmp_path}"]
+
+    def run(*arguments):
+        answer = tierlog.ok("table", *arguments, *catalog, "--server", broker.server)
+        return json.loads(answer)
+
+    def put_values(kind, *values):
+        """Of a new schema, with a number of that type; returns its id."""
+        fields = [{"name": "n", "type": kind}, {"name": "carrier", "type": "string"}]
+        schema = {"type": "record", "name": "Flight", "fields": fields}
+        made = httpx2.post(f"{subject}/versions", json={"schema": json.dumps(schema)}).json()
+        lines = "".join(f"{json.dumps({'n': one, 'carrier': 'UA'})}\n" for one in values)
+        named = ("--value-schema", f"id:{made['id']}")
+        tierlog.ok("produce", "schooled", *named, stdin=lines.encode())
+        return made["id"]
+
+    tierlog.ok("topic", "create", "schooled")
+    subject = f"{broker.server}/subjects/schooled-value"
+    level = {"compatibility": "NONE"}
+    assert httpx2.put(f"{broker.server}/config/schooled-value", json=level).status_code == 200
+    put_values("long", 1, 2)
+    assert run("create", "schooled", "--mode", "schema")["mode"] == "schema"
+    assert run("sync", "schooled")["records"] == 2
+    status = run("status", "schooled")
+    assert (status["records"], status["errors"], status["latest_errors_schema_id"]) == (2, 0, None)
+    tierlog.ok("produce", "schooled", stdin=b"no head\n")
+    of_text = put_values("string", "one", "two")
+    assert run("sync", "schooled")["errors"] == 3
+    status = run("status", "schooled")
+    assert (status["mode"], status["records"], status["errors"]) == ("schema", 2, 3)
+    assert status["latest_errors_schema_id"] == of_text
+    assert [one["lag"] for one in status["partitions"]] == [0]
 
 
 def set_mode(table, mode):

@@ -1,36 +1,46 @@
 """The console's page of a topic's Iceberg table."""
 
+import re
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("pyiceberg")
 
+from tests.fakes.iceberg_catalogs import CATALOGS
 from tests.integration.console.chromium import Chromium
 from tests.integration.console.conftest import PHONE, TABLE, Console, open_console
 from tests.integration.console.test_accessibility import SETTLED, findings
 from tierlog.api.console import table_pages
 from tierlog.api.http.settings import HttpSettings
 from tierlog.tables.catalog import create_table, open_catalog, table_name
-from tierlog.tables.shown import REFUSED_SHOWN, table_finder
+from tierlog.tables.errors_table import REFUSED_SHOWN
+from tierlog.tables.shown import table_finder
 from tierlog.tables.sync import TableSync, begin_tables, read_options
+
+Place = tuple[str, dict[str, str]]
+"""A catalog's URL, and its properties."""
 
 
 class Lab:
     """A console whose broker knows a catalog, and what `tierlog table` does with that."""
 
-    def __init__(self, root: Path, console: Console) -> None:
-        self.root, self.console = root, console
+    def __init__(self, root: Path, console: Console, place: Place) -> None:
+        self.root, self.console, self._place = root, console, place
 
     def page(self, topic: str) -> str:
         answer = self.console.get(f"/console/topics/{topic}/table")
         assert answer.status_code == 200, answer.text
         return " ".join(answer.text.split())
 
+    def text(self, topic: str) -> str:
+        return " ".join(re.sub("<[^>]+>", " ", self.page(topic)).split())
+
     def sync(self, topic: str) -> None:
-        catalog = open_catalog(*place_of(self.root))
+        catalog = open_catalog(*self._place)
         given = {"store": f"file://{self.root}/bucket", "server": self.console.url}
         options = read_options({**given, "includeHeaders": "true"}, topic)
         name = table_name(None, topic)
@@ -40,20 +50,20 @@ class Lab:
         TableSync(catalog=catalog, name=name, topic=topic, options=options).sync_table()
 
 
-def settings_of(root: Path) -> HttpSettings:
-    catalog, properties = place_of(root)
-    return HttpSettings(find_table=table_finder(catalog, properties["warehouse"]))
+def settings_of(place: Place) -> HttpSettings:
+    return HttpSettings(find_table=table_finder(*place))
 
 
-def place_of(root: Path) -> tuple[str, dict[str, str]]:
-    return f"sqlite:///{root}/secret.db", {"warehouse": f"file://{root}/tables"}
+def place_of(root: Path, catalog: str = "") -> Place:
+    return catalog or f"sqlite:///{root}/secret.db", {"warehouse": f"file://{root}/tables"}
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     root = tmp_path_factory.mktemp("lab")
-    with open_console(root, http=settings_of(root)) as console:
-        lab = Lab(root, console)
+    place = place_of(root)
+    with open_console(root, http=settings_of(place)) as console:
+        lab = Lab(root, console, place)
         topic = console.topic("orders.new", iceberg_mode="json")
         console.produce(topic, {"value": {"id": 1}}, {"value": {"id": 2}})
         lab.sync(topic)
@@ -123,7 +133,7 @@ def test_what_is_missing_to_see_tables_is_named(
 
 def test_a_catalog_that_is_broken_is_named_without_its_password(tmp_path: Path) -> None:
     (tmp_path / "secret.db").write_text("no database, but long enough to be looked at as one " * 9)
-    with open_console(tmp_path, bucket=False, http=settings_of(tmp_path)) as console:
+    with open_console(tmp_path, bucket=False, http=settings_of(place_of(tmp_path))) as console:
         topic = console.topic("orders")
         shown = console.get(f"/console/topics/{topic}/table").text
         assert "not a database" in shown
@@ -144,3 +154,24 @@ def test_a_catalog_that_hangs_holds_up_no_other_page(
             assert console.get(f"/console/topics/{topic}").status_code == 200
         finally:
             is_over.set()
+
+
+@pytest.mark.parametrize("kind", sorted(CATALOGS))
+def test_tables_of_the_catalogs_that_others_run_are_shown_while_these_answer(
+    tmp_path: Path, kind: str
+) -> None:
+    with ExitStack() as running, ExitStack() as answering:
+        url = answering.enter_context(CATALOGS[kind](tmp_path))
+        place = place_of(tmp_path, url)
+        console = running.enter_context(open_console(tmp_path, http=settings_of(place)))
+        lab, topic = Lab(tmp_path, console, place), console.topic("orders", iceberg_mode="json")
+        assert "The catalog has no table of this topic" in lab.page(topic)
+        console.produce(topic, {"value": {"id": 1}}, {"value": "no object"})
+        lab.sync(topic)
+        console.produce(topic, {"value": {"id": 2}})
+        shown = lab.text(topic)
+        assert "Table tierlog.orders Mode json Rows 1 Refused 1 Last commit 20" in shown
+        assert "0 2 3 1 Latest refused records" in shown
+        answering.close()
+        assert "catalog default: " in lab.text(topic)
+        assert url not in lab.page(topic)
