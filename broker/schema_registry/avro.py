@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from typing import Any, Final
 
@@ -13,9 +13,9 @@ from tierlog.broker.schema_registry.avro_compatibility import (
     PRIMITIVES,
     Types,
     avro_incompatibilities,
-    named,
 )
 from tierlog.broker.schema_registry.avro_json import encode_json
+from tierlog.broker.schema_registry.avro_limits import check_limits, is_limited
 from tierlog.broker.schema_registry.json_text import decode_text, encode_text
 from tierlog.record_format.schema_records import Malformed
 
@@ -40,7 +40,7 @@ class AvroSchema:
         if problem is not None:
             raise Malformed(problem)
         self.types = Types(_parse(document, names), names)
-        self._has_empty_items = _empty_items(self.types.schema, names, set())
+        self._is_limited = is_limited(self.types)
         self.text = encode_text(document)
         self.identity = encode_text(_plain(self.types.schema), sort=True)
 
@@ -58,8 +58,8 @@ class AvroSchema:
 
     def decode(self, encoded: bytes) -> Any:
         """Of a union the value alone, dates and decimals as text. Raises Malformed."""
-        if self._has_empty_items:
-            raise Malformed("it has an array of what takes no bytes, which may be of any length")
+        if not self._is_limited:
+            check_limits(self.types, encoded)
         stream = BytesIO(encoded)
         try:
             found = fastavro.schemaless_reader(stream, self.types.schema, None)
@@ -70,38 +70,6 @@ class AvroSchema:
         if stream.tell() != len(encoded):
             raise Malformed(f"{len(encoded) - stream.tell()} bytes follow its end")
         return found
-
-
-def _empty_items(schema: Any, names: Mapping[str, Any], seen: set[str]) -> bool:
-    """Whether it has an array of what takes no bytes: a few bytes may be one of any length."""
-    schema = named(schema, names)
-    if isinstance(schema, list):
-        return any(_empty_items(branch, names, seen) for branch in schema)
-    if not isinstance(schema, dict):
-        return False
-    if schema["type"] == "array":
-        items = schema["items"]
-        return _is_empty(items, names, set()) or _empty_items(items, names, seen)
-    if schema["type"] == "map":
-        return _empty_items(schema["values"], names, seen)
-    if "fields" not in schema or schema["name"] in seen:
-        return False
-    seen.add(schema["name"])
-    return any(_empty_items(field["type"], names, seen) for field in schema["fields"])
-
-
-def _is_empty(schema: Any, names: Mapping[str, Any], within: set[str]) -> bool:
-    schema = named(schema, names)
-    if not isinstance(schema, dict):
-        return bool(schema == "null")
-    if schema["type"] == "null":
-        return True
-    if schema["type"] == "fixed":
-        return bool(schema["size"] == 0)
-    if "fields" not in schema or schema["name"] in within:
-        return "fields" in schema
-    inner = within | {schema["name"]}
-    return all(_is_empty(field["type"], names, inner) for field in schema["fields"])
 
 
 def _parse(document: Any, names: dict[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 from google.protobuf import json_format, message_factory
 from google.protobuf.message import DecodeError, EncodeError
 
+from tierlog.broker.schema_registry.proto_limits import ROOM_MAX, check_room, widest
 from tierlog.broker.schema_registry.proto_printer import print_proto
 from tierlog.broker.schema_registry.protobuf_compatibility import (
     ProtoTypes,
@@ -35,6 +36,7 @@ class ProtobufSchema:
             self.text = print_proto(given.description, given.pool)
         self._file = ProtoFile(describe(self.text), dependencies)
         self.identity = print_proto(self._file.description, self._file.pool)
+        self._widest = widest(self._file.messages)
         self._types = ProtoTypes(self._file.description, self._file.imported())
 
     @property
@@ -72,8 +74,11 @@ class ProtobufSchema:
     def _message(self, encoded: bytes) -> Any:
         indexes, position = message_indexes(encoded)
         message = message_factory.GetMessageClass(self._file.message_at(indexes))()
+        encoded = encoded[position:]
+        if len(encoded) // 2 * self._widest > ROOM_MAX:
+            check_room(message.DESCRIPTOR, encoded)
         try:
-            message.ParseFromString(encoded[position:])
+            message.ParseFromString(encoded)
         except DecodeError as error:
             name = message.DESCRIPTOR.full_name
             raise Malformed(f"it is no {name}: {error}") from error

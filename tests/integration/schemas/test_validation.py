@@ -186,12 +186,28 @@ def test_an_id_of_another_subject_is_refused_until_it_is_registered_here(served:
     assert post(served, topic, avro(GOOD, schema_id)).status_code == 200
 
 
-def test_an_array_that_takes_no_bytes_is_not_decoded(served: Served) -> None:
-    topic = topic_of(served, "full")
-    schema = {"type": "array", "items": {"type": "record", "name": "Nothing", "fields": []}}
-    head = b"\0" + register(served, topic, schema).to_bytes(4)
-    hostile = head + b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f"
-    assert "takes no bytes" in post(served, topic, hostile).json()["detail"]
+def test_a_value_of_few_bytes_that_would_take_all_memory_or_stack_is_not_decoded(
+    served: Served,
+) -> None:
+    nothing = {"type": "record", "name": "Nothing", "fields": []}
+    following = [{"name": "next", "type": ["null", "List"]}]
+    for schema, hostile, problem in (
+        (
+            {"type": "array", "items": nothing},
+            b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f",
+            "/: more than 100000 values that take no bytes",
+        ),
+        (
+            {"type": "record", "name": "List", "fields": following},
+            b"\2" * 200_000,
+            "/next/next/next/next/next/…: nested more than 200 levels deep",
+        ),
+    ):
+        topic = topic_of(served, "full")
+        head = b"\0" + register(served, topic, schema).to_bytes(4)
+        answer = post(served, topic, head + hostile)
+        assert (answer.status_code, answer.json()["code"]) == (422, "schema-mismatch")
+        assert problem in answer.json()["detail"]
 
 
 def test_every_leader_of_a_cluster_knows_the_ids(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Protobuf schemas: their text, judged by protoc; what may follow what; and values."""
 
 import base64
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -342,3 +343,35 @@ def test_the_parser_gives_up_on_damaged_text_in_words() -> None:
                 parse_proto(text)
             except Malformed:
                 continue
+
+
+WIDE = " ".join(f"optional int64 f{number} = {number + 1};" for number in range(300))
+ROWS = f"""
+    syntax = "proto2";
+    message R {{
+        repeated W rows = 1; map<int32, W> of = 2; repeated group G = 3 {{ {WIDE} }}
+        extensions 100; optional string text = 4;
+    }}
+    message W {{ {WIDE} }}
+    extend R {{ repeated W more = 100; }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("one", "field"),
+    [(b"\x0a\0", "R.rows"), (b"\x12\0", "R.of"), (b"\x1b\x1c", "R.g"), (b"\xa2\6\0", "more")],
+)
+def test_a_value_of_very_many_wide_messages_is_refused_before_memory_is_taken(
+    one: bytes, field: str
+) -> None:
+    schema = ProtobufSchema(ROWS, [])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(
+        Malformed, match=rf"{field}: with its messages of \d+ fields the value takes"
+    ):
+        schema.check_value(b"\0" + one * 500_000)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 << 10  # KiB
+    schema.check_value(b"\0" + one * 100)
+    schema.check_value(b"\0" + b"\x22\xc0\x84\x3d" + (one * 500_000)[:1_000_000])  # as text
+    with pytest.raises(Malformed, match="it is no R"):
+        schema.check_value(b"\0" + b"\x5b" * 1_000_000)
