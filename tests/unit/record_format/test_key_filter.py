@@ -71,6 +71,16 @@ def test_fewer_than_one_in_a_hundred_other_keys_seem_to_be_there(make):
 
 
 @BOTH
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_nor_does_it_where_there_are_few_keys(make, count):
+    keys, others = [b"user-%d" % number for number in range(60 * count)], 100
+    filters = [make(batches_of(keys[at : at + count]), None) for at in range(0, len(keys), count)]
+    hashes = [hash_key(b"user-%d" % -number) for number in range(1, others)]
+    found = sum(holds_key(bits, hashed) for bits in filters for hashed in hashes)
+    assert found < len(filters) * others / 100
+
+
+@BOTH
 def test_records_without_a_key_and_control_batches_are_not_in_it(make):
     marker = bytearray(batches_of([b"\0\0\0\1"]))
     marker[22] |= CONTROL_BIT
