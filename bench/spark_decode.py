@@ -25,7 +25,7 @@ from bench.report import Report, Target
 from bench.rounds import interleave
 from tierlog.record_format import codecs
 from tierlog.record_format.arrow import ArrowDecoder, DecodeRequest, warm
-from tierlog.record_format.arrow_columns import COLUMNS
+from tierlog.record_format.arrow_schema import COLUMNS
 from tierlog.record_format.batch import CRC_START, HEADER_SIZE, iter_headers, stamp
 from tierlog.record_format.crc32c import crc32c_of
 from tierlog.record_format.encode import encode_batches

@@ -27,13 +27,11 @@ import pyarrow as pa
 from tierlog.record_format import arrow_columns as kernel
 from tierlog.record_format.arrow_columns import (
     BUILDERS,
-    COLUMNS,
-    SCHEMA,
     Array,
     Columns,
-    constant_columns,
     wanted_parts,
 )
+from tierlog.record_format.arrow_schema import COLUMNS, SCHEMA, batch_of, constant_columns
 from tierlog.record_format.batch import (
     CODEC_MASK,
     CONTROL_BIT,
@@ -314,15 +312,6 @@ class ArrowDecoder:
             for name in self._request.columns
         ]
         return batch_of(arrays, self.schema, rows=rows)
-
-
-def batch_of(arrays: Sequence[pa.Array], schema: pa.Schema, *, rows: int) -> pa.RecordBatch:
-    """A record batch of these columns, of which there may be none."""
-    if not arrays:
-        return pa.RecordBatch.from_struct_array(
-            pa.StructArray.from_buffers(pa.struct([]), rows, [None])
-        )
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def warm() -> None:

@@ -13,13 +13,13 @@ Rules that keep it honest:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Collection
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from tierlog.record_format.arrow_schema import HEADER_TYPE, SCHEMA, number_column
 from tierlog.record_format.batch import HEADER_SIZE
 from tierlog.record_format.compiled import batch_header, compiled, copy_bytes, pointer_to, varint
 from tierlog.record_format.record_kernel import read_record
@@ -247,30 +247,6 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0
     return outcome
 
 
-_HEADER_TYPE: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
-SCHEMA: Final = pa.schema(
-    [
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", "UTC")),
-        ("timestampType", pa.int32()),
-        ("headers", pa.list_(pa.field("element", _HEADER_TYPE))),
-    ]
-)
-COLUMNS: Final[tuple[str, ...]] = tuple(SCHEMA.names)
-
-
-def schema_of(
-    names: Iterable[str], types: Mapping[str, pa.DataType] = MappingProxyType({})
-) -> pa.Schema:
-    """These columns, of these types where they are not as usual."""
-    fields = [SCHEMA.field(name) for name in names]
-    return pa.schema([one.with_type(types.get(one.name, one.type)) for one in fields])
-
-
 _WANTS: Final = {
     "key": WANT_KEY,
     "value": WANT_VALUE,
@@ -352,34 +328,6 @@ def _grow(column: _Bytes) -> _Bytes:
     return larger
 
 
-def constant_columns(
-    names: Collection[str], *, topic: str, partition: int, rows: int
-) -> dict[str, pa.Array]:
-    """The topic and partition columns, built once and sliced for each batch.
-
-    Built from buffers, because pyarrow's scalars import pandas if it is installed (40 MB).
-    """
-    columns: dict[str, pa.Array] = {}
-    if "topic" in names:
-        name = topic.encode()
-        ends = np.arange(rows + 1, dtype=np.int32) * np.int32(len(name))
-        buffers = [None, pa.py_buffer(ends), pa.py_buffer(name * rows)]
-        columns["topic"] = pa.Array.from_buffers(pa.string(), rows, buffers, null_count=0)
-    if "partition" in names:
-        numbers = np.full(rows, partition, np.int32)
-        columns["partition"] = _numbers(pa.int32(), numbers, rows)
-    return columns
-
-
-def offset_column(first: int, rows: int) -> pa.Array:
-    """Consecutive offsets."""
-    return _numbers(pa.int64(), np.arange(first, first + rows, dtype=np.int64), rows)
-
-
-def _numbers(kind: pa.DataType, values: Array, rows: int) -> pa.Array:
-    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(values[:rows])], null_count=0)
-
-
 def _binary(kind: pa.DataType, column: _Bytes, *, rows: int, nulls: int) -> pa.Array:
     validity = None
     if nulls:
@@ -405,7 +353,7 @@ def _headers(columns: Columns, state: Array) -> pa.Array:
     rows, headers = int(state[ROWS]), int(state[HEADERS])
     contents = _binary(pa.binary(), columns.contents, rows=headers, nulls=int(state[NULL_CONTENTS]))
     pairs = pa.StructArray.from_arrays(
-        [_names(columns.names, headers), contents], fields=list(_HEADER_TYPE)
+        [_names(columns.names, headers), contents], fields=list(HEADER_TYPE)
     )
     ends = columns.header_ends[: rows + 1]
     there = ends[1:] > ends[:-1]
@@ -427,7 +375,7 @@ BUILDERS: Final[dict[str, Callable[[Columns, Array], pa.Array]]] = {
     "key": _bytes_of("keys", NULL_KEYS),
     "value": _bytes_of("values", NULL_VALUES),
     "headers": _headers,
-    "offset": lambda c, s: _numbers(pa.int64(), c.offsets, int(s[ROWS])),
-    "timestamp": lambda c, s: _numbers(SCHEMA.field("timestamp").type, c.times, int(s[ROWS])),
-    "timestampType": lambda c, s: _numbers(pa.int32(), c.kinds, int(s[ROWS])),
+    "offset": lambda c, s: number_column(pa.int64(), c.offsets, int(s[ROWS])),
+    "timestamp": lambda c, s: number_column(SCHEMA.field("timestamp").type, c.times, int(s[ROWS])),
+    "timestampType": lambda c, s: number_column(pa.int32(), c.kinds, int(s[ROWS])),
 }

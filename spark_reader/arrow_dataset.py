@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from tierlog.record_format.arrow_columns import COLUMNS, schema_of
+from tierlog.record_format.arrow_schema import COLUMNS, schema_of
 from tierlog.record_format.errors import InvalidOption
 from tierlog.record_format.record_walk import RowFilter
 from tierlog.spark_reader.filter_bounds import (

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
-from tierlog.record_format.arrow_columns import COLUMNS, SCHEMA
+from tierlog.record_format.arrow_schema import COLUMNS, SCHEMA
 from tierlog.record_format.errors import InvalidOption
 from tierlog.record_format.record_walk import I64_MAX, I64_MIN, RowFilter
 from tierlog.spark_reader.splits import OffsetRange

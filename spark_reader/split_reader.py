@@ -1,7 +1,7 @@
 """Reads the splits of a task: fetches their bytes, one piece ahead, and decodes them to Arrow.
 
-* Spark's side imports it on executors only: loading the compiled kernels takes a third of a second,
-  which would delay a session's first plan.
+* Loading the compiled kernels takes a third of a second: who counts records, or asks for no more
+  than their offsets, mostly does without.
 * Uses the memory of the chunk being decoded, the chunk being fetched, and one group of decompressed
   records. Chunk buffers are reused from task to task: touching fresh memory takes as long as
   reading a chunk into it. Decoded rows do not refer to the buffers.
@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,8 +29,12 @@ import pyarrow as pa
 
 from tierlog.client.wire import Limits
 from tierlog.cold_tier.ranged_reader import read_chunk
-from tierlog.record_format.arrow import ArrowDecoder, DecodeRequest, batch_of
-from tierlog.record_format.arrow_columns import constant_columns, offset_column, schema_of
+from tierlog.record_format.arrow_schema import (
+    batch_of,
+    constant_columns,
+    offset_column,
+    schema_of,
+)
 from tierlog.record_format.errors import (
     MissingObject,
     OffsetOutOfRange,
@@ -54,6 +59,7 @@ from tierlog.spark_reader.splits import (
 )
 
 if TYPE_CHECKING:
+    from tierlog.record_format.arrow import ArrowDecoder
     from tierlog.spark_reader.batch_source import SplitPartition
 
 TAIL_FETCH_BYTES: Final = 8 * 1024 * 1024
@@ -78,11 +84,11 @@ def read_partition(
     reader = SplitReader(options, columns, row_filter=filters.row_filter)
     for split in partition.splits:
         yield from reader.read_split(split)
-        _freeze_once()
+        _freeze_once(with_kernels="numba" in sys.modules)
 
 
 @cache
-def _freeze_once() -> None:
+def _freeze_once(*, with_kernels: bool) -> None:  # noqa: ARG001  once without, and once with them
     """Exclude what the first task has loaded from garbage collection.
 
     Spark's worker collects after every task; with the kernels loaded, that takes more than 70 ms.
@@ -134,7 +140,7 @@ class SplitReader:
         elif self._only_told and split.is_cold:
             yield from self._told(split)
         else:
-            found = self._read_chunks(split, split.chunks, ArrowDecoder.decode)
+            found = self._read_chunks(split, split.chunks, _rows_of)
             yield from (
                 found if self._decoded is self._columns else self._with_readings(split, found)
             )
@@ -168,7 +174,7 @@ class SplitReader:
         untold = set(self._untold(split))
         for is_untold, pieces in groupby(split.chunks, untold.__contains__):
             if is_untold:
-                yield from self._read_chunks(split, list(pieces), ArrowDecoder.decode)
+                yield from self._read_chunks(split, list(pieces), _rows_of)
             else:
                 for piece in pieces:
                     yield from _consecutive(split, self._columns, piece)
@@ -188,7 +194,7 @@ class SplitReader:
         rows = sum(one.chunk.record_count for one in split.chunks)
         rows -= sum(one.chunk.record_count for one in uncounted)
         if uncounted or not split.is_cold:
-            rows += sum(self._read_chunks(split, uncounted, ArrowDecoder.count_rows))
+            rows += sum(self._read_chunks(split, uncounted, _counts_of))
         return rows
 
     def _uncounted(self, split: Split) -> list[ChunkPiece]:
@@ -202,9 +208,12 @@ class SplitReader:
         ]
 
     def _read_chunks(
-        self, split: Split, chunks: Sequence[ChunkPiece], work: Callable[..., Iterator[T]]
+        self,
+        split: Split,
+        chunks: Sequence[ChunkPiece],
+        work: Callable[[ArrowDecoder], Callable[..., Iterator[T]]],
     ) -> Iterator[T]:
-        """What `work`, a method of the decoder, finds in these chunks of the split, or its tail."""
+        """What `work` of the decoder finds in these chunks of the split, or its tail."""
         start_offset = max(self._row_filter.start_offset, split.start_offset)
         decoder, reached = self._decoder(split, start_offset), split.start_offset
         chunks = list(join_pieces(chunks))
@@ -217,12 +226,14 @@ class SplitReader:
                     if piece.start_offset > start_offset:
                         start_offset = piece.start_offset
                         decoder = self._decoder(split, start_offset)
-                    yield from work(decoder, piece.data, file=piece.file, position=piece.position)
+                    yield from work(decoder)(piece.data, file=piece.file, position=piece.position)
                     reached = max(reached, decoder.reached_offset)
         if not split.is_cold:
             self._check_end(split, reached)
 
     def _decoder(self, split: Split, start_offset: int) -> ArrowDecoder:
+        from tierlog.record_format.arrow import ArrowDecoder, DecodeRequest  # loads the kernels
+
         return ArrowDecoder(
             DecodeRequest(
                 split.topic,
@@ -298,6 +309,14 @@ class SplitReader:
             report_if_lost(
                 f"{split.topic}-{split.partition}", reached, split.end_offset, gaps, loss=self._loss
             )
+
+
+def _rows_of(decoder: ArrowDecoder) -> Callable[..., Iterator[pa.RecordBatch]]:
+    return decoder.decode
+
+
+def _counts_of(decoder: ArrowDecoder) -> Callable[..., Iterator[int]]:
+    return decoder.count_rows
 
 
 def _counted(split: Split, columns: tuple[str, ...], rows: int) -> Iterator[pa.RecordBatch]:

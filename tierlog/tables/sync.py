@@ -23,7 +23,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
 from tierlog.host.retry import backoff_s
-from tierlog.record_format.arrow_columns import SCHEMA
+from tierlog.record_format.arrow_schema import SCHEMA
 from tierlog.record_format.errors import InvalidRequest
 from tierlog.spark_reader.arrow_dataset import (
     READAHEAD_BYTES,

@@ -17,7 +17,7 @@ from tierlog.client.client import Client
 from tierlog.cold_tier import segment_lookup
 from tierlog.manifest.keys import base_offset_of
 from tierlog.manifest.store import ManifestStore
-from tierlog.record_format.arrow_columns import COLUMNS
+from tierlog.record_format.arrow_schema import COLUMNS
 from tierlog.record_format.errors import CorruptDataError, InvalidOption, UnknownTopic
 from tierlog.spark_reader import access
 from tierlog.spark_reader.catalog import Catalog

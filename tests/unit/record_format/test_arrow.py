@@ -8,7 +8,7 @@ from tests.fakes.records import iter_records
 from tests.unit.record_format import golden
 from tierlog.record_format import arrow_columns as kernel
 from tierlog.record_format.arrow import ArrowDecoder, DecodeRequest, warm
-from tierlog.record_format.arrow_columns import COLUMNS, SCHEMA
+from tierlog.record_format.arrow_schema import COLUMNS, SCHEMA
 from tierlog.record_format.batch import (
     HEADER_SIZE,
     iter_headers,

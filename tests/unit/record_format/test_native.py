@@ -26,7 +26,7 @@ KERNELS = (
     "record_kernel",
 )
 # Nothing of these is inlined into a kernel.
-IN_PLAIN_PYTHON = {"batch_runs", "compaction", "crc32c", "decode", "errors"}
+IN_PLAIN_PYTHON = {"arrow_schema", "batch_runs", "compaction", "crc32c", "decode", "errors"}
 
 
 def run(program: str, *, cwd: Path = PROJECT, **env: str) -> str:

@@ -21,7 +21,7 @@ from tierlog.manifest.pins import Pins
 from tierlog.manifest.transitions import record_gap, trim
 from tierlog.object_store.folder import FolderStore
 from tierlog.object_store.open import open_store
-from tierlog.record_format.arrow_columns import COLUMNS
+from tierlog.record_format.arrow_schema import COLUMNS
 from tierlog.record_format.errors import (
     CorruptManifest,
     InvalidOption,

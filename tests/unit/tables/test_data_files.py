@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.io.pyarrow import PyArrowFileIO, schema_to_pyarrow
 
-from tierlog.record_format.arrow_columns import SCHEMA
+from tierlog.record_format.arrow_schema import SCHEMA
 from tierlog.tables import data_files
 from tierlog.tables.catalog import RAW
 from tierlog.tables.data_files import OPEN_FILES, DayFiles
