@@ -25,9 +25,10 @@ import pyarrow as pa
 
 from tierlog.record_format import avro_kernel as kernel
 from tierlog.record_format import column_kernel as column
-from tierlog.record_format.columns import REASONS, Columns, Node, Room, Values
+from tierlog.record_format.columns import REASONS, Columns, Node, Room, Values, check_columns
 from tierlog.record_format.errors import InvalidOption, UndecodableValue
 
+_ANY_LENGTH: Final = "an array of what takes no bytes, which may be of any length"
 _NAMED: Final = frozenset(("record", "error", "enum", "fixed"))
 _PLAIN: Final[Mapping[str, tuple[pa.DataType, int]]] = {
     "null": (pa.null(), column.VOID),
@@ -63,6 +64,7 @@ _READ_AS: Final[Mapping[str, frozenset[str]]] = {
     "bytes": frozenset(("bytes", "string")),
     "string": frozenset(("string", "bytes")),
 }
+_OPERATIONS_MAX: Final = 100_000  # of a writer
 _PACKED: Final = {"boolean": "<?", "float": "<f", "double": "<d"}
 Names = Mapping[str, Any]
 
@@ -85,7 +87,7 @@ class AvroColumns:
         self._columns = Columns(self._nodes, self._tables)
 
     def add_writer(self, text: str, dependencies: Sequence[tuple[str, str]]) -> int:
-        """What `decode` takes for a value of this schema."""
+        """What `decode` takes for a value of this schema. Raises InvalidOption."""
         schema, names = _parse(text, dependencies)
         return _Resolution(self, names).resolve(schema, self._reader, 0, "")
 
@@ -122,6 +124,7 @@ class AvroColumns:
         """Its number; those below it follow."""
         schema = _named(schema, self._names)
         index = len(self._nodes)
+        check_columns(index, path)
         self._nodes.append(Node(pa.null(), column.VOID))
         self._nodes[index] = self._node(schema, path, within)
         return index
@@ -178,6 +181,8 @@ class _Resolution:
     def __init__(self, columns: AvroColumns, names: Names) -> None:
         self._columns, self._names = columns, names
         self._passed: dict[str, int] = {}  # named types that are read past
+        self._empty: dict[str, bool] = {}  # and that take no bytes
+        self._end = len(columns._ops) + _OPERATIONS_MAX
 
     # It is the other half of AvroColumns, parted from it by what is of one writer alone.
     # ruff: noqa: SLF001
@@ -287,8 +292,8 @@ class _Resolution:
             key, value = nodes[children[0]].children
             inner = self.resolve(writer["values"], reader["values"], value, f"{path}/values")
             return self._add(kernel.MAP, node, path, inner, self._add(kernel.STRING, key, path, -1))
-        if _takes_no_bytes(writer["items"], self._names, frozenset()):
-            return self._refuse(path, "an array of what takes no bytes, which may be of any length")
+        if self._takes_no_bytes(writer["items"]):
+            return self._refuse(path, _ANY_LENGTH)
         inner = self.resolve(writer["items"], reader["items"], children[0], f"{path}/items")
         return self._add(kernel.ARRAY, node, path, inner)
 
@@ -311,10 +316,8 @@ class _Resolution:
             branches = [self._read_past(one, path) for one in writer]
             return self._listed(kernel.UNION, -1, branches, path)
         if kind == "array":
-            if _takes_no_bytes(writer["items"], self._names, frozenset()):
-                return self._refuse(
-                    path, "an array of what takes no bytes, which may be of any length"
-                )
+            if self._takes_no_bytes(writer["items"]):
+                return self._refuse(path, _ANY_LENGTH)
             return self._add(kernel.ARRAY, -1, path, self._read_past(writer["items"], path))
         if kind == "map":
             key = self._add(kernel.TEXT, -1, path, -1)
@@ -327,7 +330,24 @@ class _Resolution:
             return self._add(kernel.NULL, -1, path)
         return self._add(_OPERATIONS[kind], -1, path, 1 if kind in ("int", "long") else -1)
 
+    def _takes_no_bytes(self, schema: Any) -> bool:
+        schema = _named(schema, self._names)
+        kind = _kind(schema)
+        if kind not in ("record", "error"):
+            return kind == "null" or (kind == "fixed" and schema["size"] == 0)
+        name = schema["name"]
+        if name not in self._empty:
+            self._empty[name] = True  # while it is looked at
+            found = [self._takes_no_bytes(field["type"]) for field in schema["fields"]]
+            self._empty[name] = all(found)
+        return self._empty[name]
+
     def _add(self, kind: int, node: int, path: str, first: int = 0, second: int = 0) -> int:
+        if len(self._columns._ops) == self._end:
+            raise InvalidOption(
+                f"{path or '/'} of the schema: to read it takes more than {_OPERATIONS_MAX} steps, "
+                "for each branch of unions within unions: read bytes"
+            )
         self._columns._ops.append((kind, node, first, second))
         self._columns._paths.append((path, ""))
         return len(self._columns._ops) - 1
@@ -401,18 +421,6 @@ def _last_name(name: str) -> str:
 def _shown(schema: Any) -> str:
     kind = _kind(schema)
     return f"{kind} {schema['name']}" if kind in _NAMED else kind
-
-
-def _takes_no_bytes(schema: Any, names: Names, within: frozenset[str]) -> bool:
-    schema = _named(schema, names)
-    kind = _kind(schema)
-    if kind in ("record", "error"):
-        name = schema["name"]
-        inner = within | {name}
-        return name in within or all(
-            _takes_no_bytes(field["type"], names, inner) for field in schema["fields"]
-        )
-    return kind == "null" or (kind == "fixed" and schema["size"] == 0)
 
 
 def _encoded(schema: Any, value: Any, names: Names) -> bytes:

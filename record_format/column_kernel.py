@@ -165,6 +165,13 @@ def fail(op, reason, env):  # type: ignore[no-untyped-def]
     return np.int64(-1)
 
 
+@compiled(types.void(ARRAY, ARRAY))
+def copy_counts(target, source):  # type: ignore[no-untyped-def]
+    """Before a value, and back after one that does not count."""
+    for index in range(len(source)):
+        target[index] = source[index]
+
+
 @compiled(ENV(ARRAY, ARRAY, READ_ONLY, ARRAY, ARRAY, HEAP, ARRAY, types.boolean, ARRAY))
 def environment(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     ops, tables, constants, nodes, counts, heap, state, is_writing, stack

@@ -2,6 +2,9 @@
 
 A kernel runs twice: `Columns.fill` gives it nothing to write to, allocates what it counted, and
 gives it that.
+
+Memory is bounded, whatever schemas and values say: a few lines of types that refer to each other
+may be any number of columns, and a byte, such as a null, a row of each of them.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tierlog.record_format import column_kernel as kernel
-from tierlog.record_format.errors import UndecodableValue
+from tierlog.record_format.errors import ColumnsTooLarge, InvalidOption
 
 REASONS: Final[Mapping[int, str]] = {
     kernel.ENDS_EARLY: "the value ends early",
@@ -29,7 +32,8 @@ _WIDTHS: Final = {
     kernel.VOID: 0, kernel.BYTE: 1, kernel.I32: 4, kernel.I64: 8, kernel.F32: 4, kernel.F64: 8,
     kernel.I128: 16,
 }  # fmt: skip
-_COLUMN_MAX: Final = 2**31 - 1  # bytes or items: Arrow's ends have 32 bits
+COLUMNS_MAX: Final = 10_000  # of a schema, with those that have columns themselves
+ROOM_MAX: Final = 256 << 20  # bytes of a batch's columns; Arrow's ends can say eight times that
 
 Numbers = np.ndarray[Any, Any]
 
@@ -71,6 +75,15 @@ class Kernel(Protocol):
         """Raises UndecodableValue."""
 
 
+def check_columns(count: int, path: str) -> None:
+    """Raises InvalidOption if a schema has more columns than there may be."""
+    if count > COLUMNS_MAX:
+        raise InvalidOption(
+            f"{path or '/'} of the schema: there are more than {COLUMNS_MAX} columns, with those "
+            "in others: read bytes"
+        )
+
+
 class Columns:
     def __init__(self, nodes: Sequence[Node], tables: list[int]) -> None:
         """`nodes`: the first is the type's; `tables`: the kernel's, to which theirs are added."""
@@ -85,17 +98,29 @@ class Columns:
             tables += alike
 
     def fill(self, run: Kernel) -> pa.Array:
-        """What the kernel decodes. Raises UndecodableValue."""
+        """What the kernel decodes. Raises UndecodableValue, ColumnsTooLarge."""
         counts = np.zeros(2 * len(self._nodes), np.int64)
         run(Room(self._layout(counts), counts, np.zeros(8, np.uint8)), is_writing=False)
-        if (largest := int(counts.max())) > _COLUMN_MAX:
-            raise UndecodableValue(
-                f"a column of {largest} bytes or items, and there may be {_COLUMN_MAX}"
-            )
         nodes = self._layout(counts)
-        heap = np.empty(int(nodes[-1]) // 8 + 1, np.int64).view(np.uint8)
+        if (size := int(nodes[-1])) > ROOM_MAX:
+            sizes = np.diff([*nodes[kernel.VALID_AT : -1 : kernel.NODE_WIDTH], size])
+            largest = int(np.argmax(sizes))
+            raise ColumnsTooLarge(
+                f"{self._path(largest) or '/'}: it has {int(counts[2 * largest])} rows of a "
+                f"batch whose columns take {size} bytes, and may take {ROOM_MAX}"
+            )
+        heap = np.empty(size // 8 + 1, np.int64).view(np.uint8)
         run(Room(nodes, np.zeros_like(counts), heap), is_writing=True)
         return self._column(0, Room(nodes, counts, heap))
+
+    def _path(self, index: int) -> str:
+        for parent, node in enumerate(self._nodes):
+            if index in node.children:
+                place = node.children.index(index)
+                is_struct = node.kind == kernel.STRUCT
+                name = node.type.field(place).name if is_struct else "items"
+                return f"{self._path(parent)}/{name}"
+        return ""
 
     def _with_as_many_rows(self, index: int) -> Iterator[int]:
         yield index

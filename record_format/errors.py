@@ -516,6 +516,10 @@ class UndecodableValue(CorruptDataError):
         self.row = row
 
 
+class ColumnsTooLarge(UndecodableValue):
+    """Values take more memory as columns than a batch may; of several, a part may do."""
+
+
 class CorruptObject(CorruptDataError):
     """An object whose bytes fail the checksum in the manifest or chunk table."""
 

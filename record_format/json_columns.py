@@ -4,6 +4,8 @@
   object whose properties are not named. So have properties that the schema does not name.
 * A value is what the reader's schema makes of it, whichever schema it was written by: JSON says
   itself what it is.
+* Memory is bounded as that of other columns is. Arrow cannot be asked how much it will take, so a
+  batch that may take more, by its text, is not given to it.
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from tierlog.record_format.errors import InvalidOption, UndecodableValue
+from tierlog.record_format.columns import ROOM_MAX, check_columns
+from tierlog.record_format.errors import ColumnsTooLarge, InvalidOption, UndecodableValue
+from tierlog.record_format.workarounds import decode_json
 
 _PLAIN: Final[Mapping[str, pa.DataType]] = {
     "integer": pa.int64(),
@@ -33,17 +38,17 @@ class JsonColumns:
         """Raises InvalidOption if the schema has no columns."""
         self._documents: dict[str, Any] = {name: json.loads(one) for name, one in dependencies}
         self._documents[""] = document = json.loads(text)
+        self._count = 0
         found = self._type(document, "", ())
         if found is None:
             raise InvalidOption(
                 "the JSON Schema names no one type with columns for a value: read bytes"
             )
         self.type = found
-        self._schema = pa.schema([("v", found)])
 
     def decode(self, values: pa.Array, *, permissive: bool) -> pa.Array:
         """The columns of binary values. What does not decode is null if `permissive`. Raises
-        UndecodableValue.
+        UndecodableValue, ColumnsTooLarge.
         """
         parts = list(self._parts(values, 0, permissive=permissive))
         return pa.concat_arrays(parts) if len(parts) != 1 else parts[0]
@@ -65,29 +70,20 @@ class JsonColumns:
                 raise _undecodable(first, str(error)) from error
 
     def _parse(self, values: pa.Array) -> pa.Array:
-        """Raises ArrowInvalid. Each value is a member of an object, which may be of any type."""
-        lines = pc.binary_join_element_wise(
-            '{"v":',
-            values.cast(pa.string()),
-            "}\n",
-            "",
-            null_handling="replace",
-            null_replacement="null",
-        )
-        text = pa.BufferReader(lines.buffers()[2])
-        found = pj.read_json(
-            text,
-            pj.ReadOptions(use_threads=False, block_size=text.size() + 1),
-            pj.ParseOptions(explicit_schema=self._schema, unexpected_field_behavior="ignore"),
-        )
-        if len(found) != len(values):
-            raise pa.ArrowInvalid("more than one JSON value")
-        return found.column("v").combine_chunks().cast(self.type)
+        """Raises ArrowInvalid, ColumnsTooLarge."""
+        try:
+            return parse_json(values, self.type, unexpected="error")
+        except pa.ArrowInvalid:
+            for value in values.drop_null().to_pylist():
+                _check_is_one(value)
+            return parse_json(values, self.type, unexpected="ignore")
 
     # --- the type ---------------------------------------------------------------------------------
 
     def _type(self, schema: Any, base: str, within: tuple[str, ...]) -> pa.DataType | None:
         """`base`: the document that its references are of; `within`: those that led here."""
+        self._count += 1
+        check_columns(self._count, within[-1] if within else "")
         if not isinstance(schema, dict):
             return None
         if (ref := schema.get("$ref")) is not None:
@@ -120,6 +116,77 @@ class JsonColumns:
             part = part.replace("~1", "/").replace("~0", "~")
             found = found.get(part) if isinstance(found, dict) else None
         return found
+
+
+def parse_json(values: pa.Array, type_: pa.DataType, *, unexpected: str) -> pa.Array:
+    """Binary values as rows. `unexpected`: of fields that are not in the type, "error" or "ignore".
+    With the latter each value has to be known to be one of JSON, and no more. Raises ArrowInvalid,
+    ColumnsTooLarge.
+
+    Each value is a member of an object on a line of its own, so that it may be of any type, and
+    none can run into the next: as many rows as values, each with that member alone.
+    """
+    text = values.cast(pa.string())  # checks that it is UTF-8, which Arrow's JSON does not
+    _check_room(text, type_)
+    lines = pc.binary_join_element_wise(
+        '{"v":', text, "}\n", "", null_handling="replace", null_replacement="null"
+    )
+    given = pa.BufferReader(lines.buffers()[2])
+    found = pj.read_json(
+        given,
+        pj.ReadOptions(use_threads=False, block_size=given.size() + 1),
+        pj.ParseOptions(
+            explicit_schema=pa.schema([("v", type_)]), unexpected_field_behavior=unexpected
+        ),
+    )
+    if len(found) != len(values):
+        raise pa.ArrowInvalid("more than one JSON value")
+    return found.column("v").combine_chunks().cast(type_)
+
+
+def _check_room(text: pa.Array, type_: pa.DataType) -> None:
+    """Raises ColumnsTooLarge. Items of lists are no more than there are commas and brackets."""
+    row_bytes, item_bytes = _widths(type_)
+    rows_bytes = len(text) * row_bytes
+    if rows_bytes + item_bytes * text.nbytes <= ROOM_MAX:
+        return
+    items = pc.sum(pc.add(pc.count_substring(text, ","), pc.count_substring(text, "["))).as_py()
+    if (size := rows_bytes + item_bytes * (items or 0)) > ROOM_MAX:
+        raise ColumnsTooLarge(
+            f"/: {len(text)} values with up to {items} items in lists may take {size} bytes as "
+            f"columns, and may take {ROOM_MAX}"
+        )
+
+
+def _widths(type_: pa.DataType) -> tuple[int, int]:
+    """The bytes of a row, without those of text; and of an item of any list in it, at most."""
+    if pa.types.is_struct(type_):
+        found = [_widths(one.type) for one in type_]
+        return 1 + sum(own for own, _ in found), max((item for _, item in found), default=0)
+    if pa.types.is_list(type_):
+        own, item = _widths(type_.value_type)
+        return 5, max(own, item)
+    return 17, 0
+
+
+def _check_is_one(value: bytes) -> None:
+    """Raises ArrowInvalid unless it is one value of JSON."""
+    try:
+        decode_json(value, msgspec.Raw)
+    except msgspec.DecodeError:
+        load_json(value)  # it takes NaN, as Arrow does, and says what is wrong
+
+
+def load_json(value: bytes) -> object:
+    """Raises ArrowInvalid."""
+    try:
+        return json.loads(value.decode())
+    except UnicodeDecodeError as error:
+        raise pa.ArrowInvalid(f"not UTF-8: {error}") from None
+    except ValueError as error:
+        raise pa.ArrowInvalid(f"not JSON: {error}") from None
+    except RecursionError:
+        raise pa.ArrowInvalid("nested too deep") from None
 
 
 def _undecodable(row: int, text: str) -> UndecodableValue:

@@ -26,9 +26,17 @@ from google.protobuf.message import DecodeError
 
 from tierlog.record_format import column_kernel as column
 from tierlog.record_format import proto_kernel as kernel
-from tierlog.record_format.columns import REASONS, Columns, Node, Numbers, Room, Values
+from tierlog.record_format.columns import (
+    REASONS,
+    Columns,
+    Node,
+    Numbers,
+    Room,
+    Values,
+    check_columns,
+)
 from tierlog.record_format.errors import InvalidOption, UndecodableValue
-from tierlog.record_format.proto_files import ProtoFile, describe, message_indexes
+from tierlog.record_format.proto_files import ProtoFile, file_of, message_indexes
 from tierlog.record_format.schema_records import Malformed
 
 _PLAIN: Final[Mapping[int, tuple[pa.DataType, int, int]]] = {
@@ -90,7 +98,7 @@ class ProtoColumns:
         """`message`: its name, with or without its package; by default the first of the file.
         Raises InvalidOption if it has no columns.
         """
-        self._message = _find(_linked(text, dependencies), message)
+        self._message = _find(file_of(text, dependencies), message)
         self._class = message_factory.GetMessageClass(self._message)
         self._nodes: list[Node] = []
         self._ops: list[_Operation] = []
@@ -99,6 +107,7 @@ class ProtoColumns:
         self._tables: list[int] = []
         self._constants = bytearray()
         self._has_maps = False
+        self._with_columns: dict[str, bool] = {}
         self._add_message(self._message, _Operation(kernel.MESSAGE, 0), "", frozenset())
         self.type = self._nodes[0].type
         if not self.type.num_fields:
@@ -116,7 +125,7 @@ class ProtoColumns:
 
     def add_writer(self, text: str, dependencies: Sequence[tuple[str, str]]) -> int:
         """What `decode` takes for a value of this schema."""
-        file = _linked(text, dependencies)
+        file = file_of(text, dependencies)
         path = next((way for way, one in _messages(file) if one.full_name == self.message), ())
         root = len(self._tables)
         self._tables += (len(path) or -1, *path)
@@ -228,6 +237,7 @@ class ProtoColumns:
 
     def _add_field(self, field: Any, path: str, within: frozenset[str], *, is_entry: bool) -> int:
         """The node of its column; -1 if there is none."""
+        check_columns(len(self._nodes), path)
         absent = kernel.IS_NULL
         if is_entry and (field.message_type or field.enum_type) is not None:
             absent = kernel.IS_AGAIN
@@ -241,7 +251,7 @@ class ProtoColumns:
             absent=absent,
             oneof=-1 if oneof is None else self._oneof(f"{path.rpartition('/')[0]}/{oneof.name}"),
         )
-        if field.message_type is not None and not _has_columns(field.message_type, frozenset()):
+        if field.message_type is not None and not self._has_columns(field.message_type):
             if oneof is not None:  # it says that the others are not there
                 self._add(operation._replace(kind=kernel.BYTES_KIND, wire=kernel.SIZED), path)
             return -1
@@ -262,6 +272,18 @@ class ProtoColumns:
             type_ = pa.list_(pa.field("element", item))
         self._nodes[list_node] = Node(type_, column.LIST, (child,))
         return list_node
+
+    def _has_columns(self, message: Any) -> bool:
+        """Whether any of its fields has one; a group always has. What contains itself is refused
+        elsewhere.
+        """
+        name = message.full_name
+        if name not in self._with_columns:
+            self._with_columns[name] = True  # while it is looked at
+            fields = message.fields[1:] if message.GetOptions().map_entry else message.fields
+            inner = [one.message_type for one in fields]
+            self._with_columns[name] = any(one is None or self._has_columns(one) for one in inner)
+        return self._with_columns[name]
 
     def _add_item(
         self, field: Any, operation: _Operation, path: str, within: frozenset[str]
@@ -318,14 +340,6 @@ class ProtoColumns:
         return len(self._ops) - 1
 
 
-def _linked(text: str, dependencies: Sequence[tuple[str, str]]) -> ProtoFile:
-    """Raises InvalidOption."""
-    try:
-        return ProtoFile(describe(text), dependencies)
-    except Malformed as error:  # another registry took it
-        raise InvalidOption(f"the schema is no .proto file: {error}") from error
-
-
 def _messages(file: ProtoFile) -> Iterator[tuple[tuple[int, ...], Any]]:
     """Each message of the file, and the indexes that lead to it; the first is the first."""
     waiting: list[tuple[tuple[int, ...], Any]] = [
@@ -348,17 +362,6 @@ def _find(file: ProtoFile, name: str | None) -> Any:
     if message is None:
         raise InvalidOption(f"the schema has no message {name!r}; it has {', '.join(found)}"[:1000])
     return message
-
-
-def _has_columns(message: Any, within: frozenset[str]) -> bool:
-    """Whether any of its fields has one; a group always has. What contains itself is refused
-    elsewhere.
-    """
-    if message.full_name in within:
-        return True
-    within |= {message.full_name}
-    fields = message.fields[1:] if message.GetOptions().map_entry else message.fields
-    return any(one.message_type is None or _has_columns(one.message_type, within) for one in fields)
 
 
 def _bits(kind: int, value: Any) -> int:

@@ -18,6 +18,7 @@ from typing import Any, Final
 from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.message import DecodeError
 
+from tierlog.record_format.errors import InvalidOption
 from tierlog.record_format.proto_parser import parse_proto
 from tierlog.record_format.schema_records import Malformed
 
@@ -25,6 +26,7 @@ _NAME: Final = "the schema"  # of its file, which references do not have
 _GOOGLE: Final = re.compile(r"google/(protobuf|type)/([a-z_]+)\.proto")
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/\s]+={0,2}")
 _INDEXES_MAX: Final = 64
+INDEXES_BYTES: Final = 5 * (1 + _INDEXES_MAX)  # at most
 _NOT_BUILT: Final = "Couldn't build proto file into descriptor pool: "
 # What Confluent's serializers do not send along.
 _CONFLUENT: Final[Mapping[str, str]] = {
@@ -100,6 +102,14 @@ class ProtoFile:
                 return level[index]
             level = list(level[index].nested_types)
         raise Malformed("it names no message")
+
+
+def file_of(text: str, dependencies: Sequence[tuple[str, str]]) -> ProtoFile:
+    """Of a schema that a registry took. Raises InvalidOption."""
+    try:
+        return ProtoFile(describe(text), dependencies)
+    except Malformed as error:
+        raise InvalidOption(f"the schema is no .proto file: {error}") from error
 
 
 def describe(text: str) -> Any:

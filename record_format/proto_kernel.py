@@ -36,6 +36,7 @@ from tierlog.record_format.column_kernel import (
     NOT_TEXT,
     REASON,
     begin_row,
+    copy_counts,
     end_row,
     environment,
     fail,
@@ -482,12 +483,11 @@ def decode_values(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     is_permissive,  # what does not decode becomes null, here and in `roots`
 ):
     """The number of the first value that does not decode; -1 if there is none."""
-    source, counted, kept = pointer_to(data), pointer_to(counts), pointer_to(saved)
+    source = pointer_to(data)
     env = environment(ops, tables, constants, nodes, counts, heap, state, is_writing, stack)
     for row in range(len(roots)):
         if roots[row] >= 0:
-            for index in range(len(counts)):
-                kept[index] = counted[index]
+            copy_counts(saved, counts)
             end = np.int64(ends[row + 1])
             at = _after_indexes(source, np.int64(ends[row]) + skipped, end, roots[row], env)
             if at >= 0:
@@ -498,8 +498,7 @@ def decode_values(  # type: ignore[no-untyped-def]  # noqa: PLR0917
                 again[row] = 1
             elif not is_permissive:
                 return row
-            for index in range(len(counts)):
-                counted[index] = kept[index]
+            copy_counts(counts, saved)
             if state[REASON] != AGAIN:
                 roots[row] = -1
         put_null(np.int64(0), env)

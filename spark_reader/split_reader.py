@@ -18,7 +18,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import cache
@@ -36,6 +36,7 @@ from tierlog.record_format.arrow_schema import (
     schema_of,
 )
 from tierlog.record_format.errors import (
+    ColumnsTooLarge,
     MissingObject,
     OffsetOutOfRange,
     OffsetTrimmed,
@@ -61,6 +62,7 @@ from tierlog.spark_reader.splits import (
 if TYPE_CHECKING:
     from tierlog.record_format.arrow import ArrowDecoder
     from tierlog.spark_reader.batch_source import SplitPartition
+    from tierlog.spark_reader.values import ValueDecoder
 
 TAIL_FETCH_BYTES: Final = 8 * 1024 * 1024
 TAIL_FETCH_SPARE_BYTES: Final = 64 * 1024
@@ -157,9 +159,23 @@ class SplitReader:
             if name in self._columns
         }
         for batch in batches:
-            found = {name: batch.column(name) for name in self._decoded}
+            yield from self._as_columns(batch, decoders)
+
+    def _as_columns(
+        self, batch: pa.RecordBatch, decoders: Mapping[str, ValueDecoder]
+    ) -> Iterator[pa.RecordBatch]:
+        """By halves, until each takes no more memory than it may."""
+        found = {name: batch.column(name) for name in self._decoded}
+        half = 0
+        try:
             for name, decoder in decoders.items():
                 found[name] = decoder.decode(found[name], found["offset"])
+        except ColumnsTooLarge:
+            half = len(batch) // 2
+        if half:
+            yield from self._as_columns(batch.slice(0, half), decoders)
+            yield from self._as_columns(batch.slice(half), decoders)
+        else:
             yield batch_of([found[name] for name in self._columns], self._schema, rows=len(batch))
 
     def planned_bytes(self, split: Split) -> int:

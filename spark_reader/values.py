@@ -15,7 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tierlog.record_format.errors import InvalidOption, UndecodableValue, UnknownSchema
+from tierlog.record_format.errors import (
+    ColumnsTooLarge,
+    InvalidOption,
+    UndecodableValue,
+    UnknownSchema,
+)
 from tierlog.record_format.record_walk import HEAD_BYTES
 from tierlog.record_format.schema_state import Source
 from tierlog.spark_reader.options import Reading, ReadOptions
@@ -68,6 +73,15 @@ def columns_of_source(
     source: Source, message: str | None = None
 ) -> AvroColumns | JsonColumns | ProtoColumns:
     """Raises InvalidOption if it has none. `message`: of a Protobuf file, by default the first."""
+    try:
+        return _columns_of_source(source, message)
+    except RecursionError as error:
+        raise InvalidOption("the schema is nested too deep for columns: read bytes") from error
+
+
+def _columns_of_source(
+    source: Source, message: str | None
+) -> AvroColumns | JsonColumns | ProtoColumns:
     # Imported here: kernels take a second to load, and few reads need more than one of them.
     if source.kind == "JSON":
         from tierlog.record_format.json_columns import JsonColumns
@@ -103,13 +117,20 @@ class ValueDecoder:
         self._root = lru_cache(None)(self._find_root)
 
     def decode(self, values: pa.Array, offsets: pa.Array) -> pa.Array:
-        """Raises UndecodableValue, and what the registry raises."""
+        """Raises UndecodableValue, ColumnsTooLarge of more than one value, and what the registry
+        raises.
+        """
         heads = heads_of(values)
         try:
             if self._reading.source.kind == "JSON":
                 return self._decode_json(values, heads)
             return self._decode_by_id(values, heads)
         except UndecodableValue as error:
+            if isinstance(error, ColumnsTooLarge):
+                if len(values) > 1:
+                    raise
+                if self._permissive:
+                    return pa.nulls(1, self._reading.type)
             schema_id = int(heads.ids[error.row]) if heads.headed[error.row] else None
             by = f"schema {schema_id}: " if schema_id is not None else ""
             raise UndecodableValue(

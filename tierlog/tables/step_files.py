@@ -15,6 +15,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.table import Table
 from pyiceberg.types import StructType
 
+from tierlog.record_format.errors import ColumnsTooLarge
 from tierlog.spark_reader.options import ReadOptions
 from tierlog.tables.attempts import Attempt, abandon_attempt, begin_attempt
 from tierlog.tables.catalog import MODE, SCHEMA_MODE, Change, time_column
@@ -85,7 +86,14 @@ class StepFiles:
         return DayFiles(table.io, self.attempt.folder(table), schema, time=time)
 
     def _add_columns(self, batch: pa.RecordBatch) -> None:
-        decoded = self._decode(batch.column("value"), self.change.schema.as_struct())
+        try:
+            decoded = self._decode(batch.column("value"), self.change.schema.as_struct())
+        except ColumnsTooLarge as error:
+            if (half := len(batch) // 2) > 0:
+                self._add_columns(batch.slice(0, half))
+                self._add_columns(batch.slice(half))
+                return
+            decoded = Rows(None, pa.array([], pa.struct([])), {0: error.detail})
         if decoded.added is not None:
             self.change.change_columns(decoded.added)
             self._rows.change_schema(schema_to_pyarrow(self.change.schema))

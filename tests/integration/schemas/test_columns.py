@@ -12,11 +12,13 @@ import fastavro
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from pyspark.sql.datasource import In
 
 import tierlog
 from tests.fakes.two_tiers import TwoTiers, two_tiers
 from tierlog.errors import InvalidOption, UndecodableValue, UnknownSchema
 from tierlog.hot_tier.log_writer import Acks
+from tierlog.record_format import columns as value_columns
 from tierlog.record_format.produced import build_produced
 from tierlog.record_format.schema_records import Reference, Schema
 from tierlog.spark_reader import value_schemas
@@ -291,3 +293,58 @@ def test_keys_are_columns_by_a_schema_of_their_own_and_filters_are_on_what_is_in
         tierlog.dataset(topic, server=tiers.url, key_schema=value_id).to_table()
     with pytest.raises(UnknownSchema, match=f"Subject '{topic}-2-key' not found"):
         tierlog.dataset(f"{topic}-2", server=tiers.url, key_schema="latest")
+
+
+def test_a_filter_of_spark_on_a_key_reads_no_segment_of_other_keys(tiers: TwoTiers) -> None:
+    """Without a schema of keys, from the bucket: which chunks are read is said by filters of keys,
+    which are wrong for fewer than one in a hundred.
+    """
+    topic = topic_of(tiers)
+    keys = [b"\0\0\0\0\7\4UA", b"\0\0\0\0\7\4AA"]
+    for key in keys:
+        batches = build_produced(
+            [b"value"], keys=[key], timestamps=[1_700_000_000_000], max_message_bytes=1 << 20
+        )
+        tiers.broker.partition(topic, 0).append(batches, acks=Acks.ALL).result(10)
+        tiers.broker.offload(topic, wait_ms=20_000)
+    given = {"subscribe": topic, "tier": "cold", "store": tiers.store_url, "singleQuery": "true"}
+    source = TierlogSource(given)
+
+    def found(*wanted: bytes) -> list[int]:
+        reader = source.reader(source.schema())
+        left = list(reader.pushFilters([In(("key",), tuple(map(bytearray, wanted)))]))
+        assert left  # Spark looks at the rows itself
+        batches = [batch for one in reader.partitions() for batch in reader.read(one)]
+        return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
+
+    assert [found(keys[0]), found(keys[1]), found(*keys)] == [[0], [1], [0, 1]]
+    others = [b"\0\0\0\0\7\4%02d" % number for number in range(100)]
+    assert sum(len(found(one)) for one in others) <= 2
+
+
+def test_columns_that_would_take_much_memory_are_made_in_parts(
+    tiers: TwoTiers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = topic_of(tiers)
+    row = {"type": "record", "name": "Row", "fields": [{"name": "n", "type": "long"}]}
+    rows = {"name": "rows", "type": {"type": "array", "items": ["null", row]}}
+    schema = {"type": "record", "name": "Rows", "fields": [rows]}
+    schema_id = register(tiers, f"{topic}-value", schema)
+    sizes = (3, 40, 5, 900, 2)
+    values = [avro(schema_id, schema, {"rows": [None] * size}) for size in sizes]
+    produce(tiers, topic, *values)
+    given = {"server": tiers.url, "value_schema": "latest"}
+    whole = tierlog.dataset(topic, **given).to_table()
+    monkeypatch.setattr(value_columns, "ROOM_MAX", 1000)
+    problem = (
+        rf"^{topic}-0: offset 3: the value does not decode: schema {schema_id}: /rows/items/n: it "
+        r"has 900 rows of a batch whose columns take \d+ bytes, and may take 1000"
+    )
+    with pytest.raises(UndecodableValue, match=problem):
+        tierlog.dataset(topic, **given).to_table()
+    found = tierlog.dataset(topic, **given, mode="PERMISSIVE").to_table()
+    assert found["offset"].to_pylist() == list(range(5))
+    assert values_of(found)[3] is None
+    assert values_of(whole.filter(pc.field("offset") != 3)) == [
+        value for offset, value in enumerate(values_of(found)) if offset != 3
+    ]

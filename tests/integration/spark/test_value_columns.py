@@ -138,3 +138,35 @@ def test_values_of_protobuf_are_a_struct_column(spark, tiers):
         ("UA", None, ["EWR", "IAH"], {"Y": 1.5}, 7, 0),
         (None,) * 6,
     ]
+
+
+def test_keys_and_values_are_struct_columns_of_the_messages_that_are_named(spark, tiers):
+    tiers.create("named", partitions=1)
+    registry = tiers.broker.schema_registry
+    texts = {
+        "key": "message Other { int32 n = 1; } message Id { int64 number = 1; }",
+        "value": "message Other { int32 n = 1; } message Flight { string carrier = 1; }",
+    }
+    heads = {}
+    for column, text in texts.items():
+        schema = Schema("PROTOBUF", f'syntax = "proto3"; {text}')
+        schema_id = registry.register(f"named-{column}", schema).schema_id
+        heads[column] = b"\0" + schema_id.to_bytes(4)
+    keys = [heads["key"] + b"\2\2\x08\7", None, heads["key"] + b"\0\x08\1"]
+    values = [heads["value"] + b"\2\2\x0a\2UA", heads["value"] + b"\2\2\x0a\2AA", None]
+    batches = build_produced(
+        values, keys=keys, timestamps=[1_700_000_000_000] * 3, max_message_bytes=1 << 20
+    )
+    tiers.broker.partition("named", 0).append(batches, acks=Acks.ALL).result(10)
+    tiers.offload("named")
+    tiers.offload("_schemas")
+    options = {"subscribe": "named", "keySchema": "latest", "keyMessage": "Id"}
+    options |= {"valueSchema": "latest", "valueMessage": "Flight", "mode": "PERMISSIVE"}
+    for where in ({"server": tiers.url}, {"store": tiers.store_url, "tier": "cold"}):
+        frame = spark.read.format("tierlog").options(**options, **where).load()
+        rows = frame.orderBy("offset").select("key.number", "value.carrier").collect()
+        assert [tuple(row) for row in rows] == [(7, "UA"), (None, "AA"), (None, None)]
+        assert frame.where("key.number = 7").count() == 1
+    strict = spark.read.format("tierlog").options(**options, **where).option("mode", "FAILFAST")
+    with pytest.raises(Exception, match=r"offset 2: the key .*it is a Other, and Id is read"):
+        strict.load().collect()

@@ -312,9 +312,9 @@ def test_json_is_what_its_schema_says_and_no_more() -> None:
         (b'{"carrier":1}', r"Column\(/carrier\) changed from string to number"),
         (b'{"legs":[{"miles":1.5}]}', "int64"),
         (b"7", r"Column\(/\) changed"),
-        (b"", "Invalid value"),
+        (b"", "not JSON: Expecting value"),
         (b'{"carrier":"a', "string"),
-        (b'{}}\n{"v":{}', "more than one JSON value"),
+        (b'{}}\n{"v":{}', "not JSON: Extra data"),
         (b'{"carrier":"\xff"}', "UTF"),
     ],
 )

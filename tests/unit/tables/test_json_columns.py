@@ -10,7 +10,8 @@ pytest.importorskip("pyiceberg")
 import pyarrow as pa
 from pyiceberg.types import StructType
 
-from tierlog.record_format.errors import InvalidRequest
+from tierlog.record_format.errors import ColumnsTooLarge, InvalidRequest
+from tierlog.tables import json_rows
 from tierlog.tables.json_columns import (
     COLUMNS_MAX,
     Fields,
@@ -98,6 +99,26 @@ def test_what_does_not_fit_is_left_out_with_its_reason_and_adds_no_column(value,
     assert rows == [json.loads(FITS), None, None, json.loads(FITS)]
 
 
+def test_names_that_no_two_objects_share_take_no_column_of_each():
+    """Arrow would make a column of as many rows as there are objects, of each name."""
+    value = json.dumps({"d": [{f"x{n}": 1} for n in range(4000)]}).encode()
+    before = pa.default_memory_pool().max_memory()
+    decoded = decode([FITS, value, FITS], STORED)
+    assert pa.default_memory_pool().max_memory() - before < 20 << 20
+    assert "at most 2000 columns" in decoded.reasons[1]
+    assert len(decoded.rows) == 2
+
+
+def test_brackets_are_as_many_as_they_are(monkeypatch):
+    """Only those that are in each other are counted."""
+    value = json.dumps({"l": [1], "b": {"c": "x"}, "d": [{"e": n} for n in range(2000)]}).encode()
+    decoded = decode([value] * 3, STORED)
+    assert (decoded.reasons, len(decoded.rows)) == ({}, 3)
+    monkeypatch.setattr(json_rows, "load_json", lambda _: 1 / 0)
+    again = decode([value] * 3, decoded.columns)
+    assert again.rows == decoded.rows
+
+
 def test_a_record_that_does_not_fit_changes_nothing_for_those_beside_it():
     decoded = decode([b'{"a":1,"b":"x"}', b'{"a":"x","new":1}', b'{"a":2.5,"b":"y"}'])
     assert str(arrow_type(decoded.columns)) == "struct<a: double, b: string>"
@@ -139,6 +160,12 @@ def filled(kind, value):
     if isinstance(kind, Fields) and value is not None:
         return {name: filled(one, value.get(name)) for name, one in kind.by_name.items()}
     return value
+
+
+def test_items_that_may_take_much_memory_are_refused_before_arrow_makes_them():
+    item = Fields({f"f{n}": LONG for n in range(400)})
+    with pytest.raises(ColumnsTooLarge, match="up to 100001 items in lists may take"):
+        decode([b'{"l":[' + b"{}," * 100_000 + b"{}]}"], Fields({"l": ListOf(item)}))
 
 
 def test_columns_that_were_given_take_what_arrow_makes_of_values():
