@@ -1,8 +1,9 @@
 """Makes columns of records' values by the schemas that they were written by.
 
-* A value begins with the id of its schema (`spark_reader/values.py`). It is decoded by that schema,
-  and by no other, so that nothing of it is left out and a row is the same whenever it is added.
-  Columns that its schema does not have are null.
+* A value begins with the id of its schema (`spark_reader/values.py`), and in Protobuf with where in
+  the file its message is. It is decoded by that schema, as that message, and by no other, so that
+  nothing of it is left out and a row is the same whenever it is added. Columns that it does not
+  have are null.
 * A schema that is met for the first time adds its columns, and widens those that Iceberg can. A
   new table has those of the subject's latest version first, which may be wider than older ones.
 * What does not decode, and all of a schema that the columns cannot take, does not fit.
@@ -13,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property
-from typing import Final, NamedTuple
+from functools import cached_property, lru_cache
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,21 +24,25 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.types import StructType
 
 from tierlog.record_format.errors import (
+    ColumnsTooLarge,
     InvalidOption,
     RetriableError,
     UndecodableValue,
     UnknownSchema,
 )
 from tierlog.record_format.json_columns import JsonColumns
+from tierlog.record_format.proto_files import INDEXES_BYTES, ProtoFile, file_of, message_indexes
 from tierlog.record_format.record_walk import HEAD_BYTES
+from tierlog.record_format.schema_records import Malformed
 from tierlog.record_format.schema_state import Source
 from tierlog.spark_reader.options import ReadOptions
 from tierlog.spark_reader.value_schemas import Schemas
-from tierlog.spark_reader.values import columns_of_source, heads_of
+from tierlog.spark_reader.values import Heads, columns_of_source, heads_of
 from tierlog.tables.json_columns import OWN, Misfit, check_names, check_not_own
 
 _VALUE: Final = "value"
 """The column of values that are no records, and have no names."""
+T = TypeVar("T")
 _TAKES: Final[Mapping[pa.DataType, tuple[pa.DataType, ...]]] = {
     pa.int64(): (pa.int32(),),
     pa.float64(): (pa.float32(), pa.int32(), pa.int64()),
@@ -68,10 +73,14 @@ class SchemaRows:
         self._schemas = Schemas(options.access, is_cold=options.tier == "cold")
         (self._topic,) = options.choice.named
         self._is_cold, self._is_new = options.tier == "cold", is_new
-        self._writers: dict[int, _Writer | Misfit] = {}
+        self._sources: dict[int, Source | Misfit] = {}
+        self._files: dict[int, ProtoFile] = {}
+        self._writers: dict[tuple[int, str | None], _Writer | Misfit] = {}
 
     def decode(self, values: pa.BinaryArray, struct: StructType) -> Rows:
-        """`struct` is the table's. Raises SchemaNotUploaded, and what the registry raises."""
+        """`struct` is the table's. Raises SchemaNotUploaded, ColumnsTooLarge, and what the registry
+        raises.
+        """
         known = type_ = _columns_of(struct)
         if self._is_new:
             with suppress(Misfit):
@@ -79,39 +88,69 @@ class SchemaRows:
         heads, reasons = heads_of(values), dict[int, str]()
         headless = np.flatnonzero(heads.there & ~heads.headed).tolist()
         reasons.update(dict.fromkeys(headless, "it does not begin with the id of a schema"))
-        of_schemas = []
-        for schema_id in np.unique(heads.ids[heads.headed]).tolist():
-            places = np.flatnonzero(heads.headed & (heads.ids == schema_id))
+        of_writers = []
+        for schema_id, message, places in self._by_writer(values, heads, reasons):
             try:
-                writer = self._writer(schema_id)
+                writer = self._writer(schema_id, message)
                 type_ = _with_columns(type_, writer.type)
-                of_schemas.append((places, writer))
+                of_writers.append((places, writer))
             except Misfit as error:
                 reasons.update(dict.fromkeys(places.tolist(), f"schema {schema_id}: {error}"))
-        found = [(np.flatnonzero(~heads.there), None), *of_schemas]
+        found = [(np.flatnonzero(~heads.there), None), *of_writers]
         rows = _in_order(list(_read(values, found, type_, reasons)), type_)
         return Rows(None if type_ == known else type_, rows, reasons)
 
-    def _writer(self, schema_id: int) -> _Writer:
-        """Raises Misfit."""
-        if schema_id not in self._writers:
-            self._writers[schema_id] = self._find_writer(schema_id)
-        found = self._writers[schema_id]
-        if isinstance(found, Misfit):
-            raise found
-        return found
+    def _by_writer(
+        self, values: pa.BinaryArray, heads: Heads, reasons: dict[int, str]
+    ) -> Iterator[tuple[int, str | None, np.ndarray]]:
+        """The places of each schema's values, and in Protobuf of each message's; a place without a
+        message is added to the reasons.
+        """
+        for schema_id in np.unique(heads.ids[heads.headed]).tolist():
+            places = np.flatnonzero(heads.headed & (heads.ids == schema_id))
+            self._source(schema_id)
+            if (file := self._files.get(schema_id)) is None:
+                yield schema_id, None, places
+                continue
+            of_messages: dict[str, list[int]] = {}
+            names = _messages_of(values, places, file)
+            for place, name in zip(places.tolist(), names, strict=True):
+                if isinstance(name, Malformed):
+                    reasons[place] = f"schema {schema_id}: {name}"
+                else:
+                    of_messages.setdefault(name, []).append(place)
+            for name, found in of_messages.items():
+                yield schema_id, name, np.array(found)
 
-    def _find_writer(self, schema_id: int) -> _Writer | Misfit:
+    def _writer(self, schema_id: int, message: str | None) -> _Writer:
+        """Raises Misfit."""
+        key = schema_id, message
+        if key not in self._writers:
+            try:
+                self._writers[key] = _Writer(schema_id, _fit(self._source(schema_id)), message)
+            except Misfit as error:
+                self._writers[key] = error
+        return _fit(self._writers[key])
+
+    def _source(self, schema_id: int) -> Source | Misfit:
+        if schema_id not in self._sources:
+            self._sources[schema_id] = self._find_source(schema_id)
+        return self._sources[schema_id]
+
+    def _find_source(self, schema_id: int) -> Source | Misfit:
         try:
-            return _Writer(schema_id, self._schemas.of_id(schema_id))
+            source = self._schemas.of_id(schema_id)
+            if source.kind == "PROTOBUF":
+                self._files[schema_id] = file_of(source.text, source.dependencies)
+            return source
+        except InvalidOption as error:
+            return Misfit(str(error))
         except UnknownSchema as error:
             if self._is_cold:
                 raise SchemaNotUploaded(
                     f"{self._topic}: {error}; until it is uploaded, read with the broker"
                 ) from error
             return Misfit("the registry does not have it")
-        except Misfit as error:
-            return error
 
     @cached_property
     def _latest(self) -> pa.StructType:
@@ -124,15 +163,15 @@ class SchemaRows:
 class _Writer:
     """Reads the values of one schema."""
 
-    def __init__(self, schema_id: int, source: Source) -> None:
-        """Raises Misfit if the schema has no columns."""
+    def __init__(self, schema_id: int, source: Source, message: str | None = None) -> None:
+        """`message`: of Protobuf. Raises Misfit if the schema has no columns."""
         self.schema_id = schema_id
         try:
-            self._columns = columns_of_source(source)
+            self._columns = columns_of_source(source, message)
+            if not isinstance(self._columns, JsonColumns):
+                self._root = self._columns.add_writer(source.text, source.dependencies)
         except InvalidOption as error:
             raise Misfit(str(error)) from None
-        if not isinstance(self._columns, JsonColumns):
-            self._root = self._columns.add_writer(source.text, source.dependencies)
         self._is_record = pa.types.is_struct(self._columns.type)
         whole = self._columns.type if self._is_record else pa.struct([(_VALUE, self._columns.type)])
         self.type = _stored(whole) or pa.struct([])
@@ -147,6 +186,30 @@ class _Writer:
         else:
             rows = self._columns.decode(pc.binary_slice(values, HEAD_BYTES), permissive=False)
         return rows if self._is_record else pa.StructArray.from_arrays([rows], names=[_VALUE])
+
+
+def _fit(found: T | Misfit) -> T:
+    """Raises Misfit."""
+    if isinstance(found, Misfit):
+        raise found
+    return found
+
+
+def _messages_of(
+    values: pa.BinaryArray, places: np.ndarray, file: ProtoFile
+) -> Iterator[str | Malformed]:
+    """The names of the messages that these values are, by the indexes that each begins with."""
+
+    @lru_cache(1)  # most have the same, a zero
+    def name_of(encoded: bytes) -> str:
+        return str(file.message_at(message_indexes(encoded)[0]).full_name)
+
+    heads = pc.binary_slice(values.take(pa.array(places)), HEAD_BYTES, HEAD_BYTES + INDEXES_BYTES)
+    for one in heads.to_pylist():
+        try:
+            yield name_of(one[: 1 if one[:1] == b"\0" else None])
+        except Malformed as error:
+            yield error
 
 
 def _read(
@@ -173,6 +236,8 @@ def _read_each(
     """By halves, until what does not fit is alone."""
     try:
         yield places, writer.read(values).cast(type_)
+    except ColumnsTooLarge:
+        raise
     except (UndecodableValue, pa.ArrowInvalid) as error:
         if len(places) == 1:
             text = error.detail if isinstance(error, UndecodableValue) else str(error)

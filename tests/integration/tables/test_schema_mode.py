@@ -20,6 +20,7 @@ from tests.fakes.topic_tables import TOPIC, JsonTable, runs_of
 from tests.fakes.two_tiers import TwoTiers, two_tiers
 from tests.unit.tables.test_maintain import ALL_OLD, maintain
 from tierlog.hot_tier.log_writer import Acks
+from tierlog.record_format import columns as value_columns
 from tierlog.record_format.produced import build_produced
 from tierlog.record_format.schema_records import Schema
 from tierlog.tables.catalog import SCHEMA_MODE, create_table
@@ -254,17 +255,64 @@ def test_json_is_columns_by_its_schema_and_a_fraction_needs_a_column_that_takes_
     assert table.json_rows() == {0: {"price": 3, "s": "a"}}
 
 
-def test_protobuf_is_columns_of_its_first_message(table):
+def test_each_value_of_protobuf_is_the_message_that_its_indexes_lead_to(table):
     text = (
-        'syntax = "proto3"; message Flight { string carrier = 1; } message Other { int32 n = 1; }'
+        'syntax = "proto3"; message Flight { string carrier = 1; Leg leg = 2;'
+        " message Leg { int32 miles = 1; } } message Other { int32 n = 1; string leg = 2; }"
     )
     schema_id = table.register(text, "PROTOBUF")
     table.make()
-    table.send(headed(schema_id, b"\0\x0a\x02UA"), headed(schema_id, b"\x02\x02\x08\x01"))
-    assert table.run() == Synced(commits=1, records=1, errors=1)
-    assert table.json_rows() == {0: {"carrier": "UA"}}
-    problem = f"schema {schema_id}: it is a Other, and Flight is read"
-    assert table.errors()[1][1] == problem
+    table.send(
+        headed(schema_id, b"\0\x0a\2UA\x12\2\x08\7"),
+        headed(schema_id, b"\2\0\x0a\2AA"),  # the same, at length
+        headed(schema_id, b"\4\0\0\x08\5"),
+        headed(schema_id, b"\2\2\x08\1"),
+        headed(schema_id, b"\2\6\x08\1"),
+        headed(schema_id, b""),
+        headed(schema_id, b"\x01"),
+    )
+    assert table.run() == Synced(commits=1, records=3, errors=4)
+    assert table.json_rows() == {
+        0: {"carrier": "UA", "leg": {"miles": 7}},
+        1: {"carrier": "AA"},
+        2: {"miles": 5},
+    }
+    assert {offset: reason for offset, (_, reason) in table.errors().items()} == {
+        3: f"schema {schema_id}: leg: string, where the column is a struct",
+        4: f"schema {schema_id}: the schema has no message with the index [3]",
+        5: f"schema {schema_id}: it does not begin with the indexes of a message",
+        6: f"schema {schema_id}: -1 message indexes are not from 0 to 64",
+    }
+
+
+def test_a_message_is_the_same_wherever_a_later_file_has_it(table):
+    flight = "message Flight { string carrier = 1; }"
+    first = table.register(f'syntax = "proto3"; {flight}', "PROTOBUF")
+    later = 'syntax = "proto3"; message New { int32 n = 1; } ' + flight
+    second = table.register(later, "PROTOBUF")
+    table.make()
+    table.send(
+        headed(first, b"\0\x0a\2UA"),
+        headed(second, b"\2\2\x0a\2AA"),
+        headed(second, b"\0\x08\7"),
+    )
+    assert table.run() == Synced(commits=1, records=3)
+    assert table.json_rows() == {0: {"carrier": "UA"}, 1: {"carrier": "AA"}, 2: {"n": 7}}
+
+
+def test_what_would_take_much_memory_as_columns_is_among_the_errors(table, monkeypatch):
+    row = {**record(("n", "long")), "name": "Row"}
+    schema = record(("rows", {"type": "array", "items": ["null", row]}))
+    number = table.register(schema)
+    table.make()
+    sizes = (3, 40, 5, 900, 2)
+    table.send(*(avro(number, schema, {"rows": [None] * size}) for size in sizes))
+    monkeypatch.setattr(value_columns, "ROOM_MAX", 1000)
+    assert table.run() == Synced(commits=1, records=4, errors=1)
+    assert {offset: len(row["rows"]) for offset, row in table.json_rows().items()} == {
+        offset: size for offset, size in enumerate(sizes) if offset != 3
+    }
+    assert "/rows/items/n: it has 900 rows of a batch whose columns" in table.errors()[3][1]
 
 
 def test_columns_of_a_new_table_are_wide_enough_for_the_latest_version(tiers, tmp_path):
