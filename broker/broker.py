@@ -23,27 +23,27 @@ from tierlog.broker import reports
 from tierlog.broker.background.background_tasks import BackgroundTasks
 from tierlog.broker.background.copier import Offloaded
 from tierlog.broker.background.merger import Merged
-from tierlog.broker.bucket import Bucket
-from tierlog.broker.checkpoints import Truncations
-from tierlog.broker.cluster.node import check_has_not_joined
-from tierlog.broker.cluster.peers import Peers
-from tierlog.broker.damaged_partition import DamagedPartition, adding_remedies
-from tierlog.broker.data_folder import DataFolder, unusable
-from tierlog.broker.disk_reserve import DiskReserve, raising_disk_full
-from tierlog.broker.group_configs import GroupConfigs
-from tierlog.broker.groups import Groups
-from tierlog.broker.live_topics import LiveTopics
-from tierlog.broker.log_opener import LogOpener
-from tierlog.broker.partition import Partition
+from tierlog.broker.bucket.bucket import Bucket
+from tierlog.broker.bucket.store_status import check_has_no_bucket
+from tierlog.broker.data_folder.data_folder import DataFolder, unusable
+from tierlog.broker.data_folder.disk_reserve import DiskReserve, raising_disk_full
+from tierlog.broker.data_folder.topic_registry import TopicRecord
+from tierlog.broker.group_coordinator.group_configs import GroupConfigs
+from tierlog.broker.group_coordinator.groups import Groups
+from tierlog.broker.membership.node import check_has_not_joined
+from tierlog.broker.membership.peers import Peers
+from tierlog.broker.opening.log_opener import LogOpener
+from tierlog.broker.partition.checkpoints import Truncations
+from tierlog.broker.partition.damaged_partition import DamagedPartition, adding_remedies
+from tierlog.broker.partition.partition import Partition
 from tierlog.broker.schema_registry.registry import SchemaRegistry
 from tierlog.broker.schema_registry.validation import SchemaValidation
 from tierlog.broker.settings import BrokerSettings
-from tierlog.broker.share_groups import ShareGroups
-from tierlog.broker.store_status import check_has_no_bucket
-from tierlog.broker.topic_registry import TopicRecord
-from tierlog.broker.topic_replicas import ANYWHERE, Chosen, NewTopic
-from tierlog.broker.topics import Topic, TopicState, TopicSummary
-from tierlog.broker.transactions import Transactions
+from tierlog.broker.share_coordinator.share_groups import ShareGroups
+from tierlog.broker.topics.live_topics import LiveTopics
+from tierlog.broker.topics.topic_replicas import ANYWHERE, Chosen, NewTopic
+from tierlog.broker.topics.topics import Topic, TopicState, TopicSummary
+from tierlog.broker.transaction_coordinator.transactions import Transactions
 from tierlog.host.clock import boottime_ms, monotonic_ms, wall_clock_ms
 from tierlog.host.disk import Disk, is_disk_full
 from tierlog.host.durable_file import REAL_DISK
@@ -59,7 +59,7 @@ from tierlog.record_format.topic_rules import ConfigValue
 
 if TYPE_CHECKING:
     from tierlog.broker.cluster.cluster import Cluster
-    from tierlog.broker.cluster.members import Members
+    from tierlog.broker.membership.members import Members
 
 log = structlog.get_logger(__name__)
 
@@ -589,8 +589,8 @@ def _join(
 ) -> Members:
     """Register in the cluster. A broker alone loads nothing of it."""
     from tierlog.broker.cluster.cluster_topics import bring_before_joining
-    from tierlog.broker.cluster.members import Members
-    from tierlog.broker.cluster.own_node import Timing
+    from tierlog.broker.membership.members import Members
+    from tierlog.broker.membership.own_node import Timing
 
     members = Members(folder, bucket.store_status, settings, Timing(clock))
     members.join(before_first=partial(bring_before_joining, folder, bucket.store))

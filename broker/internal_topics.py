@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tierlog.broker.group_configs import TOPIC as GROUP_CONFIGS
-from tierlog.broker.share_groups import TOPIC as SHARE_GROUP_STATE
-from tierlog.broker.topic_registry import INTERNAL_PREFIX
-from tierlog.broker.transactions import TOPIC as TRANSACTION_STATE
+from tierlog.broker.data_folder.topic_registry import INTERNAL_PREFIX
+from tierlog.broker.group_coordinator.group_configs import TOPIC as GROUP_CONFIGS
+from tierlog.broker.share_coordinator.share_groups import TOPIC as SHARE_GROUP_STATE
+from tierlog.broker.transaction_coordinator.transactions import TOPIC as TRANSACTION_STATE
 from tierlog.record_format.consumer_offsets import TOPIC as CONSUMER_OFFSETS
 from tierlog.record_format.errors import Forbidden
 from tierlog.record_format.schema_records import TOPIC as SCHEMAS

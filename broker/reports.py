@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from tierlog.broker.bucket import Bucket
-from tierlog.broker.damaged_partition import DamagedPartition
-from tierlog.broker.partition import Partition
-from tierlog.broker.segment_listing import offload_lag_ms, tier_sizes
-from tierlog.broker.topics import Topic
+from tierlog.broker.bucket.bucket import Bucket
+from tierlog.broker.partition.damaged_partition import DamagedPartition
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.partition.segment_listing import offload_lag_ms, tier_sizes
+from tierlog.broker.topics.topics import Topic
 from tierlog.cold_tier.chunk_cache import ChunkCacheReport
 from tierlog.object_store.ledger import PriceTable, StoreLedger
 

@@ -36,8 +36,8 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from tierlog.broker.partition import Partition
-from tierlog.broker.rebuilt_segment import (
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.partition.rebuilt_segment import (
     indexes_of,
     object_pieces,
     rebuilt_segment,
@@ -45,7 +45,7 @@ from tierlog.broker.rebuilt_segment import (
     verified_pieces,
     with_producers_of,
 )
-from tierlog.broker.upkeep import PIECE_BYTES
+from tierlog.broker.partition.upkeep import PIECE_BYTES
 from tierlog.cold_tier.index_bundle import ParsedBundle
 from tierlog.cold_tier.ranged_reader import read_range
 from tierlog.cold_tier.segment_check import check_segment

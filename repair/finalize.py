@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from tierlog.broker.broker import Broker
-from tierlog.broker.data_folder import read_level, write_level
+from tierlog.broker.data_folder.data_folder import read_level, write_level
 from tierlog.broker.settings import BrokerSettings
 from tierlog.manifest.bucket_level import BucketLevel
 from tierlog.object_store.store import ObjectStore

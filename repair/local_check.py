@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from tierlog.broker.holes import missing
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.holes import missing
+from tierlog.broker.partition.partition import Partition
 from tierlog.cold_tier.segment_check import scan_segment
 from tierlog.hot_tier.sealed_segments import Gap, SegmentView
 from tierlog.manifest.invariants import uncovered

@@ -45,10 +45,10 @@ from typing import Final, NamedTuple
 import msgspec
 import structlog
 
-from tierlog.broker.damaged_partition import DamagedPartition
-from tierlog.broker.data_folder import DataFolder, with_suffix
-from tierlog.broker.holes import Holes
-from tierlog.broker.partition import Partition
+from tierlog.broker.data_folder.data_folder import DataFolder, with_suffix
+from tierlog.broker.partition.damaged_partition import DamagedPartition
+from tierlog.broker.partition.holes import Holes
+from tierlog.broker.partition.partition import Partition
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.hot_tier.closed_log import base_offsets, reached_offset
 from tierlog.hot_tier.log_folder import LOG, parse_file_name, segment_files

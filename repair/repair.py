@@ -26,14 +26,14 @@ from typing import Final, NoReturn, cast
 import msgspec
 
 from tierlog.broker.broker import Broker
-from tierlog.broker.damaged_partition import DamagedPartition
-from tierlog.broker.data_folder import DataFolder, folder_lock
-from tierlog.broker.partition import Partition
+from tierlog.broker.bucket.store_status import PROBE, ProbeResult
+from tierlog.broker.data_folder.data_folder import DataFolder, folder_lock
+from tierlog.broker.data_folder.topic_registry import TopicRecord, TopicRegistry
+from tierlog.broker.opening.take_over import TAKE_OVERS
+from tierlog.broker.partition.damaged_partition import DamagedPartition
+from tierlog.broker.partition.partition import Partition
 from tierlog.broker.settings import BrokerSettings
-from tierlog.broker.store_status import PROBE, ProbeResult
-from tierlog.broker.take_over import TAKE_OVERS
-from tierlog.broker.topic_registry import TopicRecord, TopicRegistry
-from tierlog.broker.topics import Topic
+from tierlog.broker.topics.topics import Topic
 from tierlog.host.clock import wall_clock_ms
 from tierlog.hot_tier.closed_log import OverlayDisk, link_files
 from tierlog.object_store.probe import StoreTraits

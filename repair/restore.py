@@ -33,10 +33,9 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from tierlog.broker.bucket_state import BucketState
-from tierlog.broker.checkpoints import TRUNCATIONS
-from tierlog.broker.cold_reads import producers_below, uses_bucket
-from tierlog.broker.data_folder import (
+from tierlog.broker.bucket.cold_reads import producers_below, uses_bucket
+from tierlog.broker.data_folder.bucket_state import BucketState
+from tierlog.broker.data_folder.data_folder import (
     COMPACTION_REACHED,
     LOG_STARTS,
     RECOVERY_POINTS,
@@ -50,9 +49,10 @@ from tierlog.broker.data_folder import (
     write_checkpoint,
     write_level,
 )
-from tierlog.broker.opened_log import EPOCHS
-from tierlog.broker.take_over import NO_MANIFEST, PendingTakeOver, write_take_overs
-from tierlog.broker.topic_registry import TOPICS, TopicRecord, TopicRegistry
+from tierlog.broker.data_folder.topic_registry import TOPICS, TopicRecord, TopicRegistry
+from tierlog.broker.opening.opened_log import EPOCHS
+from tierlog.broker.opening.take_over import NO_MANIFEST, PendingTakeOver, write_take_overs
+from tierlog.broker.partition.checkpoints import TRUNCATIONS
 from tierlog.host.durable_file import REAL_DISK, write_durably
 from tierlog.host.medium import make_folders
 from tierlog.hot_tier.closed_log import with_swaps_finished

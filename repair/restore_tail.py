@@ -40,10 +40,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from tierlog.broker.bucket_state import BucketState
-from tierlog.broker.checkpoints import TRUNCATIONS
-from tierlog.broker.cold_reads import uses_bucket
-from tierlog.broker.data_folder import (
+from tierlog.broker.bucket.cold_reads import uses_bucket
+from tierlog.broker.data_folder.bucket_state import BucketState
+from tierlog.broker.data_folder.data_folder import (
     CLEANER_CHECKPOINT,
     COMPACTION_REACHED,
     HIGH_WATERMARKS,
@@ -53,9 +52,10 @@ from tierlog.broker.data_folder import (
     format_topic_id_partition,
     read_checkpoint,
 )
-from tierlog.broker.opened_log import EPOCHS
-from tierlog.broker.take_over import TAKE_OVERS
-from tierlog.broker.topic_registry import TopicRegistry
+from tierlog.broker.data_folder.topic_registry import TopicRegistry
+from tierlog.broker.opening.opened_log import EPOCHS
+from tierlog.broker.opening.take_over import TAKE_OVERS
+from tierlog.broker.partition.checkpoints import TRUNCATIONS
 from tierlog.host.durable_file import write_durably
 from tierlog.hot_tier import closed_log
 from tierlog.hot_tier.derived_files import snapshot_before

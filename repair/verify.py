@@ -18,8 +18,8 @@ from functools import partial
 from typing import NamedTuple
 
 from tierlog.broker.broker import Broker
-from tierlog.broker.partition import Partition
-from tierlog.broker.topic_registry import TopicRecord
+from tierlog.broker.data_folder.topic_registry import TopicRecord
+from tierlog.broker.partition.partition import Partition
 from tierlog.cold_tier.segment_check import check_segment
 from tierlog.host.threads import Threads
 from tierlog.manifest.keys import PartitionKeys, topic_versions

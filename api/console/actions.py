@@ -34,8 +34,8 @@ from tierlog.api.http.fetch.reading import (
 )
 from tierlog.api.http.responses import Response, json_response
 from tierlog.api.serving.grants import Grant
-from tierlog.broker.groups import lag_of
-from tierlog.broker.topics import Topic
+from tierlog.broker.group_coordinator.groups import lag_of
+from tierlog.broker.topics.topics import Topic
 from tierlog.hot_tier.config_words import from_words
 from tierlog.hot_tier.log_config import KEYS
 from tierlog.record_format.errors import (

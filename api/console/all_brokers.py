@@ -22,7 +22,7 @@ from tierlog.record_format.errors import TierlogError
 from tierlog.record_format.workarounds import decode_json
 
 if TYPE_CHECKING:
-    from tierlog.broker.cluster.members import Member
+    from tierlog.broker.membership.members import Member
 
 T = TypeVar("T")
 ANSWER_S: Final = 3.0

@@ -22,13 +22,13 @@ from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.metrics.registry import broker_version
 from tierlog.api.http.responses import Response
-from tierlog.broker.segment_listing import tier_sizes
+from tierlog.broker.partition.segment_listing import tier_sizes
 from tierlog.record_format.errors import NotInCluster
 
 if TYPE_CHECKING:
     from tierlog.broker.cluster.cluster import Cluster
-    from tierlog.broker.cluster.members import Member
     from tierlog.broker.cluster.placement import Move
+    from tierlog.broker.membership.members import Member
 
 MOVES_SHOWN: Final = 200
 NodeId = Annotated[int, Meta(ge=0, le=2**31 - 1)]

@@ -27,7 +27,7 @@ from tierlog.api.http.schemas import AssignedTopic, GroupMember, GroupState
 from tierlog.api.serving.grants import Grant
 from tierlog.broker.broker import Broker
 from tierlog.broker.group_coordinator.group_states import SHARE
-from tierlog.broker.groups import OffsetState, check_group_name
+from tierlog.broker.group_coordinator.groups import OffsetState, check_group_name
 from tierlog.record_format.errors import ELSEWHERE, NotLeader, RetriableError, UnknownGroup
 
 GROUPS_SHOWN: Final = 200

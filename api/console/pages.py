@@ -51,9 +51,9 @@ from tierlog.api.http.responses import Response, json_response
 from tierlog.api.http.settings import MAX_OFFSET
 from tierlog.api.http.static_pages import PackagedFiles
 from tierlog.api.serving.grants import Grant
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.partition import Partition
 from tierlog.broker.reports import StorageReport
-from tierlog.broker.topics import Topic
+from tierlog.broker.topics.topics import Topic
 from tierlog.object_store.ledger import FREE, PriceTable
 from tierlog.record_format.errors import (
     CorruptDataError,

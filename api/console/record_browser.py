@@ -36,10 +36,10 @@ from tierlog.api.http.fetch.reading import (
 from tierlog.api.http.fetch.record_pages import LargeRecord, read_page
 from tierlog.api.http.fetch.single import FetchQuery
 from tierlog.api.http.settings import MIB
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.partition.segment_listing import first_time, last_time
+from tierlog.broker.partition.tiered_reads import Fetched, Tier
 from tierlog.broker.schema_registry.decoding import Decoded, DecodedBy
-from tierlog.broker.segment_listing import first_time, last_time
-from tierlog.broker.tiered_reads import Fetched, Tier
 from tierlog.manifest.state import OffsetGap
 from tierlog.record_format.units import in_utc
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from tierlog.api.http.context import Context
-from tierlog.broker.topics import Topic
+from tierlog.broker.topics.topics import Topic
 
 BUCKET: Final = "bucket"
 BEHIND_SHOWN: Final = 1_000  # offsets: a replica in sync is always a few behind a busy leader

@@ -43,9 +43,9 @@ from tierlog.api.http.fetch.reading import (
 )
 from tierlog.api.http.fetch.record_pages import LargeRecord, read_page
 from tierlog.api.http.settings import KIB, MAX_OFFSET, MIB
-from tierlog.broker.partition import Partition
-from tierlog.broker.segment_listing import peek_segments
-from tierlog.broker.topics import Topic
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.partition.segment_listing import peek_segments
+from tierlog.broker.topics.topics import Topic
 from tierlog.record_format.decode import Columns
 from tierlog.record_format.errors import InvalidRequest, NotLeader, OffsetTrimmed, TierlogError
 from tierlog.record_format.units import in_utc

@@ -30,9 +30,9 @@ from tierlog.api.console.search import (
 )
 from tierlog.api.http.context import Context
 from tierlog.api.http.settings import MAX_OFFSET
-from tierlog.broker.partition import Partition
-from tierlog.broker.segment_listing import peek_segments
-from tierlog.broker.topics import Topic
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.partition.segment_listing import peek_segments
+from tierlog.broker.topics.topics import Topic
 from tierlog.record_format.decode import Columns
 from tierlog.record_format.encode import Headers
 from tierlog.record_format.errors import OffsetTrimmed, TierlogError

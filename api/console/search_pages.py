@@ -43,7 +43,7 @@ from tierlog.api.http.fetch.long_poll import LongPoll
 from tierlog.api.http.header_values import NDJSON
 from tierlog.api.http.problems import HeaderList
 from tierlog.api.http.responses import NO_STORE, AnyResponse, Response, StreamResponse
-from tierlog.broker.topics import Topic
+from tierlog.broker.topics.topics import Topic
 from tierlog.record_format.errors import InvalidRequest, Throttled, TierlogError
 
 _STREAM: Final[HeaderList] = [(b"content-type", NDJSON.encode()), NO_STORE, *HEADERS]

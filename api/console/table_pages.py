@@ -18,7 +18,7 @@ from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.responses import Response
 from tierlog.api.http.settings import HttpSettings
-from tierlog.broker.topics import Topic
+from tierlog.broker.topics.topics import Topic
 from tierlog.record_format.errors import TierlogError
 
 ANSWER_S: Final = 15.0

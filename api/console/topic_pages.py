@@ -28,10 +28,10 @@ from msgspec.structs import replace
 from tierlog.api.http.admin.topics import first_page
 from tierlog.api.http.cluster.splitting import added
 from tierlog.broker.broker import Broker
-from tierlog.broker.groups import lag_of
-from tierlog.broker.partition import Partition
-from tierlog.broker.segment_listing import SegmentState, peek_segments, tier_sizes
-from tierlog.broker.topics import Topic
+from tierlog.broker.group_coordinator.groups import lag_of
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.partition.segment_listing import SegmentState, peek_segments, tier_sizes
+from tierlog.broker.topics.topics import Topic
 from tierlog.hot_tier.log_state import Offsets
 from tierlog.manifest.state import Manifest
 from tierlog.manifest.versions import VersionStat

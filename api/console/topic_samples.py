@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tierlog.api.console.rates import RING, new_pairs, rate
-from tierlog.broker.groups import OffsetState
+from tierlog.broker.group_coordinator.groups import OffsetState
 from tierlog.broker.reports import TopicStorage
-from tierlog.broker.topics import Topic
+from tierlog.broker.topics.topics import Topic
 
 TOPICS: Final = 100
 

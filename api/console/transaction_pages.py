@@ -24,7 +24,7 @@ from tierlog.api.http.responses import Response
 from tierlog.api.http.schemas import TransactionState
 from tierlog.api.serving.grants import Grant
 from tierlog.broker.broker import Broker
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.partition import Partition
 from tierlog.record_format.errors import TierlogError
 
 SHOWN_MAX: Final = 200

@@ -30,9 +30,9 @@ from tierlog.api.serving.kafka_counts import KafkaCounts
 from tierlog.api.serving.waiting_requests import WaitingRequests
 from tierlog.api.serving.workers import Workers, call_on_loop, close_late
 from tierlog.broker.broker import Broker
-from tierlog.broker.partition import Readable
-from tierlog.broker.segment_listing import SegmentBytes
-from tierlog.broker.tiered_reads import Fetched
+from tierlog.broker.partition.partition import Readable
+from tierlog.broker.partition.segment_listing import SegmentBytes
+from tierlog.broker.partition.tiered_reads import Fetched
 from tierlog.host.waiting import Wait, WouldBlock
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from tierlog.api.http.context import UNKNOWN_SIZE, Context
 from tierlog.api.http.exchange import Exchange, Receive, Send
 from tierlog.api.protocol.service import Scope
 from tierlog.api.serving.grants import Grant
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.partition import Partition
 
 T = TypeVar("T")
 EXCHANGE: Final = "tierlog.exchange"  # in the scope: the `Exchange`

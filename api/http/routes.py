@@ -37,7 +37,7 @@ from tierlog.api.http.registry.calls import REGISTRY_CALLS
 from tierlog.broker.background.copier import Offloaded
 from tierlog.broker.background.merger import Merged
 from tierlog.broker.reports import StorageReport
-from tierlog.broker.topics import TopicState
+from tierlog.broker.topics.topics import TopicState
 from tierlog.record_format.findings import VerifyReport
 from tierlog.record_format.segment_entry import MergePlan, SegmentEntry
 

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from tierlog.broker.groups import OffsetState
+from tierlog.broker.group_coordinator.groups import OffsetState
+from tierlog.broker.partition.segment_listing import SegmentState
 from tierlog.broker.schema_registry.decoding import DecodedBy
-from tierlog.broker.segment_listing import SegmentState
-from tierlog.broker.topics import TopicState, TopicSummary
+from tierlog.broker.topics.topics import TopicState, TopicSummary
 from tierlog.repair.local_repair import Action, RepairStep
 
 PROBLEM_REF: Final = "#/components/schemas/ProblemDetails"

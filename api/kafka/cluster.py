@@ -32,9 +32,9 @@ from tierlog.api.kafka.partitions import (
     seen_topics,
     topic_of,
 )
-from tierlog.broker.partition import Partition
-from tierlog.broker.topic_replicas import check_replicas
-from tierlog.broker.topics import Topic
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.topics.topic_replicas import check_replicas
+from tierlog.broker.topics.topics import Topic
 from tierlog.host.clock import wall_clock_ms
 from tierlog.record_format.errors import Forbidden, TierlogError, UnknownTopic
 from tierlog.record_format.kafka_messages.messages import (
@@ -60,7 +60,7 @@ from tierlog.record_format.kafka_messages.messages import (
 
 if TYPE_CHECKING:
     from tierlog.broker.cluster.reassignments import Ongoing
-    from tierlog.broker.data_folder import TopicIdPartition
+    from tierlog.broker.data_folder.data_folder import TopicIdPartition
 
 _METADATA_TOPIC: Final = "__cluster_metadata"
 _BROKERS: Final = 1  # an endpoint type; 2 are the controllers

@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from tierlog.api.kafka.settings import BrokerConfig
-from tierlog.broker.group_configs import GroupConfigs
+from tierlog.broker.group_coordinator.group_configs import GroupConfigs
 from tierlog.hot_tier.log_config import KEYS, KEYS_BY_NAME, LogConfig
 from tierlog.record_format.topic_rules import ConfigValue
 

@@ -23,8 +23,8 @@ from tierlog.api.kafka.nodes import Node, node_of
 from tierlog.api.kafka.partitions import NO_ID, check_leader_epoch, topic_of, topic_of_id
 from tierlog.api.serving.grants import Scope
 from tierlog.api.serving.workers import close_late
-from tierlog.broker.partition import Partition
-from tierlog.broker.tiered_reads import Fetched
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.partition.tiered_reads import Fetched
 from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.record_format.errors import NotLeader, TierlogError
 from tierlog.record_format.kafka_messages.messages import FetchRequest, FetchResponse

@@ -21,7 +21,7 @@ from typing import Final
 from tierlog.api.kafka.error_codes import Code, Refused
 from tierlog.api.serving.grants import Grant
 from tierlog.api.serving.waiting_requests import WaitingRequests
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.partition import Partition
 from tierlog.record_format.kafka_messages.messages import FetchRequest
 
 NO_SESSION: Final = 0

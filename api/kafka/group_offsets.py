@@ -23,8 +23,8 @@ from tierlog.api.kafka.partitions import ADMINISTERING, topic_of, topic_of_id
 from tierlog.api.serving.grants import Scope
 from tierlog.broker.group_coordinator.group_events import Identity, State
 from tierlog.broker.group_coordinator.group_states import CLASSIC, GroupState, TopicPartitions
-from tierlog.broker.groups import Groups, NewOffset
-from tierlog.broker.topics import Topic
+from tierlog.broker.group_coordinator.groups import Groups, NewOffset
+from tierlog.broker.topics.topics import Topic
 from tierlog.record_format.checkpoint_files import parse_topic_id
 from tierlog.record_format.consumer_offsets import Commit
 from tierlog.record_format.errors import (

@@ -18,7 +18,6 @@ from tierlog.api.kafka.calls import Answer, Call, Later
 from tierlog.api.kafka.error_codes import Code, text_of
 from tierlog.api.kafka.nodes import Node, node_of, nodes_of, own_id
 from tierlog.api.serving.grants import Scope
-from tierlog.broker.coordinator_log import CoordinatorLog
 from tierlog.broker.group_coordinator.coordinator import GroupCoordinator, error_of
 from tierlog.broker.group_coordinator.group_events import (
     NO_MEMBER,
@@ -30,8 +29,9 @@ from tierlog.broker.group_coordinator.group_events import (
     Sync,
     Synced,
 )
-from tierlog.broker.groups import MAX_NAME_LENGTH
-from tierlog.broker.share_groups import ShareGroups
+from tierlog.broker.group_coordinator.groups import MAX_NAME_LENGTH
+from tierlog.broker.share_coordinator.share_groups import ShareGroups
+from tierlog.broker.topics.coordinator_log import CoordinatorLog
 from tierlog.record_format.errors import Forbidden, Starting, TierlogError
 from tierlog.record_format.kafka_messages.messages import (
     FindCoordinatorRequest,

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from tierlog.api.kafka.calls import Answer, Call
 from tierlog.api.kafka.error_codes import Code, Refused, code_of
 from tierlog.api.kafka.partitions import DESCRIBING, check_leader_epoch, topic_of
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.partition import Partition
 from tierlog.record_format.errors import TierlogError
 from tierlog.record_format.kafka_messages.messages import (
     ListOffsetsRequest,

@@ -21,7 +21,7 @@ from tierlog.api.kafka.partitions import (
     topic_of,
     topic_of_id,
 )
-from tierlog.broker.topics import Topic
+from tierlog.broker.topics.topics import Topic
 from tierlog.record_format.checkpoint_files import parse_topic_id
 from tierlog.record_format.errors import Forbidden, TierlogError, TopicExists, UnknownTopic
 from tierlog.record_format.kafka_messages.messages import MetadataRequest, MetadataResponse

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tierlog.api.kafka.calls import Call
-from tierlog.broker.topics import Topic
+from tierlog.broker.topics.topics import Topic
 from tierlog.record_format.errors import NotLeader
 
 if TYPE_CHECKING:
-    from tierlog.broker.cluster.members import Member
+    from tierlog.broker.membership.members import Member
 
 NODE_ID: Final = 0  # of a single broker
 NOBODY: Final = -1

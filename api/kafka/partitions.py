@@ -10,8 +10,8 @@ from typing import Final
 from tierlog.api.kafka.calls import Call
 from tierlog.api.kafka.error_codes import Code, Refused
 from tierlog.api.serving.grants import Scope
-from tierlog.broker.partition import Partition
-from tierlog.broker.topics import Topic
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.topics.topics import Topic
 from tierlog.record_format.checkpoint_files import format_topic_id
 from tierlog.record_format.errors import Forbidden, UnknownTopic
 

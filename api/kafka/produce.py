@@ -35,8 +35,8 @@ from tierlog.api.serving.produced_batches import (
     stays_as_produced,
 )
 from tierlog.api.serving.workers import call_on_loop
-from tierlog.broker.data_folder import TopicPartition
-from tierlog.broker.partition import Partition
+from tierlog.broker.data_folder.data_folder import TopicPartition
+from tierlog.broker.partition.partition import Partition
 from tierlog.broker.transaction_coordinator.transaction import ProducerEpoch
 from tierlog.hot_tier.log_writer import Acks, AppendResult
 from tierlog.hot_tier.producer_state import Verify

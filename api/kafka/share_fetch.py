@@ -25,10 +25,10 @@ from tierlog.api.kafka.share_groups import is_member_id
 from tierlog.api.kafka.share_sessions import FINAL_EPOCH, FIRST_EPOCH, Place, ShareSession
 from tierlog.api.serving.grants import Scope
 from tierlog.api.serving.workers import call_on_loop, close_late
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.share_coordinator.share_groups import ShareRead
 from tierlog.broker.share_coordinator.share_partition import Ack, AckBatch, Wanted
 from tierlog.broker.share_coordinator.share_state import ShareKey
-from tierlog.broker.share_groups import ShareRead
 from tierlog.record_format.errors import GroupRefused, NotLeader, TierlogError
 from tierlog.record_format.kafka_messages.messages import (
     ShareAcknowledgeRequest,

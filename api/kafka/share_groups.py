@@ -24,7 +24,7 @@ from tierlog.broker.group_coordinator.group_events import GroupError, HeartbeatA
 from tierlog.broker.group_coordinator.group_states import ConsumerGroupState, ConsumerMemberState
 from tierlog.broker.share_coordinator.coordinator import ShareSummary
 from tierlog.broker.share_coordinator.share_state import UNKNOWN_START
-from tierlog.broker.topics import Topic
+from tierlog.broker.topics.topics import Topic
 from tierlog.record_format.checkpoint_files import parse_topic_id
 from tierlog.record_format.errors import TierlogError, UnknownTopic
 from tierlog.record_format.kafka_messages.messages import (

@@ -2,7 +2,7 @@
 controller (ReplicationControlManager, ControllerApis).
 
 * Each topic is changed or refused by itself; one that is named twice is refused.
-* What may be asked of replicas is the broker's to say (`broker.topic_replicas`).
+* What may be asked of replicas is the broker's to say (`broker.topics.topic_replicas`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tierlog.api.kafka.config_entries import entries_of
 from tierlog.api.kafka.error_codes import Code, Refused, code_of, text_of
 from tierlog.api.kafka.partitions import ADMINISTERING, NO_ID, topic_of, topic_of_id
 from tierlog.broker.internal_topics import check_may_alter, check_may_create, check_may_delete
-from tierlog.broker.topic_replicas import NewTopic
-from tierlog.broker.topics import Topic
+from tierlog.broker.topics.topic_replicas import NewTopic
+from tierlog.broker.topics.topics import Topic
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.record_format.checkpoint_files import parse_topic_id
 from tierlog.record_format.errors import TierlogError

@@ -30,10 +30,10 @@ from tierlog.api.kafka.groups import (
 from tierlog.api.kafka.partitions import ADMINISTERING, refusal_of, topic_of
 from tierlog.api.kafka.patterns import compiled_pattern
 from tierlog.api.serving.grants import Scope
-from tierlog.broker.data_folder import TopicPartition
+from tierlog.broker.data_folder.data_folder import TopicPartition
 from tierlog.broker.group_coordinator.group_events import Identity
-from tierlog.broker.groups import NewOffset
-from tierlog.broker.offset_log import InTransaction
+from tierlog.broker.group_coordinator.groups import NewOffset
+from tierlog.broker.group_coordinator.offset_log import InTransaction
 from tierlog.broker.transaction_coordinator.coordinator import (
     Outcome,
     Reply,
@@ -46,7 +46,7 @@ from tierlog.broker.transaction_coordinator.transaction import (
     State,
     Transaction,
 )
-from tierlog.broker.transactions import COORDINATOR_EPOCH, Transactions
+from tierlog.broker.transaction_coordinator.transactions import COORDINATOR_EPOCH, Transactions
 from tierlog.hot_tier.producer_state import new_producer_id
 from tierlog.record_format.decode import EndMarker
 from tierlog.record_format.errors import (

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tierlog.api.serving.workers import call_on_loop
-from tierlog.broker.partition import Partition
-from tierlog.broker.topics import Topic
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.topics.topics import Topic
 from tierlog.record_format.errors import TierlogError
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from concurrent.futures import Executor, Future
 from contextvars import Context
 from typing import Any
 
-from tierlog.broker.partition import Readable
+from tierlog.broker.partition.partition import Readable
 from tierlog.host.file_slice import HoldsFiles
 from tierlog.host.threads import Threads
 

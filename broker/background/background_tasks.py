@@ -24,18 +24,18 @@ from tierlog.broker.background.janitor import Janitor
 from tierlog.broker.background.merger import Merged, Merger
 from tierlog.broker.background.periodic_task import PeriodicTask
 from tierlog.broker.background.task_failures import RoundTask, TaskFailures
-from tierlog.broker.bucket import Bucket
-from tierlog.broker.data_folder import DataFolder
-from tierlog.broker.disk_reserve import CHECK_S, DiskReserve
-from tierlog.broker.group_configs import GroupConfigs
-from tierlog.broker.groups import Groups
-from tierlog.broker.holes import Holes
-from tierlog.broker.live_topics import LiveTopics
-from tierlog.broker.partition import Partition
+from tierlog.broker.bucket.bucket import Bucket
+from tierlog.broker.data_folder.data_folder import DataFolder
+from tierlog.broker.data_folder.disk_reserve import CHECK_S, DiskReserve
+from tierlog.broker.group_coordinator.group_configs import GroupConfigs
+from tierlog.broker.group_coordinator.groups import Groups
+from tierlog.broker.partition.holes import Holes
+from tierlog.broker.partition.partition import Partition
 from tierlog.broker.settings import BrokerSettings
-from tierlog.broker.share_groups import ShareGroups
-from tierlog.broker.topics import Topic
-from tierlog.broker.transactions import Transactions
+from tierlog.broker.share_coordinator.share_groups import ShareGroups
+from tierlog.broker.topics.live_topics import LiveTopics
+from tierlog.broker.topics.topics import Topic
+from tierlog.broker.transaction_coordinator.transactions import Transactions
 from tierlog.manifest.forced_claims import ForcedClaims
 from tierlog.record_format.errors import InvalidRequest
 from tierlog.record_format.segment_entry import MergePlan, SegmentEntry

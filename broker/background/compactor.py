@@ -29,11 +29,11 @@ from weakref import WeakKeyDictionary
 import structlog
 
 from tierlog.broker.background.task_failures import TaskFailures
-from tierlog.broker.bucket import Bucket
-from tierlog.broker.live_topics import LiveTopics
-from tierlog.broker.partition import Partition
-from tierlog.broker.rebuilt_segment import object_pieces, rebuilt_segment, snapshot_before
+from tierlog.broker.bucket.bucket import Bucket
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.partition.rebuilt_segment import object_pieces, rebuilt_segment, snapshot_before
 from tierlog.broker.settings import BrokerSettings
+from tierlog.broker.topics.live_topics import LiveTopics
 from tierlog.host.retry import backoff_s
 from tierlog.hot_tier.cleaner import Cleanable, Interrupted
 from tierlog.record_format.compaction import KeyTable, make_key_table

@@ -8,7 +8,7 @@
 * Nothing is uploaded before the partition is claimed, and no object counts before a manifest that
   names it is committed. Objects that were uploaded but not committed are orphans; the janitor
   collects them.
-* If compaction replaced segments, the bucket follows (`broker.compaction`), but only once it has
+* If compaction replaced segments, the bucket follows (`partition.compaction`), but only once it has
   everything that compaction relied on.
 """
 
@@ -25,8 +25,8 @@ import msgspec
 import structlog
 
 from tierlog.broker.background.task_failures import TaskFailures
-from tierlog.broker.holes import Holes
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.holes import Holes
+from tierlog.broker.partition.partition import Partition
 from tierlog.host.retry import backoff_s
 from tierlog.host.threads import Threads
 from tierlog.record_format.errors import (

@@ -11,9 +11,9 @@ from contextlib import suppress
 
 import structlog
 
-from tierlog.broker.bucket import Bucket
-from tierlog.broker.live_topics import LiveTopics
-from tierlog.broker.topic_registry import TopicRecord
+from tierlog.broker.bucket.bucket import Bucket
+from tierlog.broker.data_folder.topic_registry import TopicRecord
+from tierlog.broker.topics.live_topics import LiveTopics
 from tierlog.host.deferred_errors import DeferredErrors
 from tierlog.record_format.errors import FencedError, TierlogError
 

@@ -23,8 +23,8 @@ from typing import Final
 import structlog
 
 from tierlog.broker.background.task_failures import TaskFailures
-from tierlog.broker.ownership import Silence
-from tierlog.broker.partition import Partition
+from tierlog.broker.bucket.ownership import Silence
+from tierlog.broker.partition.partition import Partition
 from tierlog.manifest.forced_claims import ForcedClaims
 from tierlog.record_format.errors import (
     ConfigurationError,

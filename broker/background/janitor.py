@@ -36,11 +36,11 @@ from tierlog.broker.background.retention import (
     total_bytes,
 )
 from tierlog.broker.background.task_failures import PartitionTask, TaskFailures
-from tierlog.broker.holes import Holes
-from tierlog.broker.live_topics import LiveTopics
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.holes import Holes
+from tierlog.broker.partition.partition import Partition
 from tierlog.broker.settings import BrokerSettings
-from tierlog.broker.topics import Topic
+from tierlog.broker.topics.live_topics import LiveTopics
+from tierlog.broker.topics.topics import Topic
 from tierlog.host.deferred_errors import DeferredErrors
 from tierlog.host.threads import Threads
 from tierlog.manifest.garbage import GarbagePlan, GarbagePolicy

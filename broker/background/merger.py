@@ -32,11 +32,11 @@ import structlog
 
 from tierlog.broker.background.merging import MergeLimits, Run, limits_of, plan_runs
 from tierlog.broker.background.task_failures import TaskFailures
-from tierlog.broker.bucket import Bucket
-from tierlog.broker.live_topics import LiveTopics
-from tierlog.broker.partition import Partition
-from tierlog.broker.rebuilt_segment import rebuilt_segment, with_transactions
-from tierlog.broker.topics import Topic
+from tierlog.broker.bucket.bucket import Bucket
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.partition.rebuilt_segment import rebuilt_segment, with_transactions
+from tierlog.broker.topics.live_topics import LiveTopics
+from tierlog.broker.topics.topics import Topic
 from tierlog.cold_tier.merged_segment import JoinedBytes, pieces_of, read_piece
 from tierlog.cold_tier.segment_lookup import load_bundle
 from tierlog.host.threads import Threads

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.partition import Partition
 from tierlog.hot_tier.sealed_segments import SegmentView
 from tierlog.hot_tier.segment import age_timestamp
 from tierlog.manifest.state import live_size_bytes

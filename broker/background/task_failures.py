@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Final, Literal, NamedTuple, get_args
 from weakref import WeakSet
 
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.partition import Partition
 from tierlog.record_format.errors import FencedError, LogOfflineError, ShuttingDown, UnknownTopic
 
 PartitionTask = Literal[

@@ -1,3 +1,3 @@
-"""Several brokers on one prefix: who they are, which partitions each leads, and topics that all of
+"""Several brokers on one prefix: which partitions each leads, how they move, and topics that all of
 them know.
 """

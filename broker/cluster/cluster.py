@@ -19,30 +19,30 @@ from typing import Final
 
 import structlog
 
-from tierlog.broker.bucket import Bucket
+from tierlog.broker.bucket.bucket import Bucket
 from tierlog.broker.cluster.cluster_topics import ClusterTopics
 from tierlog.broker.cluster.cold_partitions import ColdPartitions
 from tierlog.broker.cluster.first_sets import FirstSets
 from tierlog.broker.cluster.hand_over import STOP_S, HandOver, Moved
-from tierlog.broker.cluster.leaders import Leader, Leaders, LedPartition, Report
-from tierlog.broker.cluster.members import Member, Members
 from tierlog.broker.cluster.moves import Moves
 from tierlog.broker.cluster.news import News
-from tierlog.broker.cluster.own_node import Timing
-from tierlog.broker.cluster.peers import LeaderReport, Peers, Reassigned
 from tierlog.broker.cluster.placement import Led, place_new
 from tierlog.broker.cluster.reassignments import Reassignments
 from tierlog.broker.cluster.shown_sets import ShownSets
-from tierlog.broker.data_folder import DataFolder, TopicIdPartition
-from tierlog.broker.live_topics import LiveTopics
-from tierlog.broker.log_opener import LogOpener
-from tierlog.broker.partition import Partition
-from tierlog.broker.replication.replicas import THREADS_MAX, Replicas
+from tierlog.broker.data_folder.data_folder import DataFolder, TopicIdPartition
+from tierlog.broker.data_folder.topic_registry import TopicRecord
+from tierlog.broker.membership.leaders import Leader, Leaders, LedPartition, Report
+from tierlog.broker.membership.members import Member, Members
+from tierlog.broker.membership.own_node import Timing
+from tierlog.broker.membership.peers import LeaderReport, Peers, Reassigned
+from tierlog.broker.opening.log_opener import LogOpener
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.replicas.replicas import THREADS_MAX, Replicas
 from tierlog.broker.replication.store_writer import StoreWriter
 from tierlog.broker.replication.write_ahead_garbage import WriteAheadGarbage
 from tierlog.broker.settings import BrokerSettings
-from tierlog.broker.topic_registry import TopicRecord
-from tierlog.broker.topics import Topic
+from tierlog.broker.topics.live_topics import LiveTopics
+from tierlog.broker.topics.topics import Topic
 from tierlog.host.threads import Threads
 from tierlog.record_format.errors import (
     BrokerInUse,

@@ -16,25 +16,25 @@ from functools import partial
 import msgspec
 import structlog
 
-from tierlog.broker.bucket import Bucket
+from tierlog.broker.bucket.bucket import Bucket
 from tierlog.broker.cluster.news import News
 from tierlog.broker.cluster.placement import Led, place_new, place_replicas
-from tierlog.broker.data_folder import DataFolder, TopicIdPartition, new_id
-from tierlog.broker.live_topics import (
+from tierlog.broker.data_folder.data_folder import DataFolder, TopicIdPartition, new_id
+from tierlog.broker.data_folder.topic_registry import TopicRecord, TopicRegistry
+from tierlog.broker.replicas.replicas import Replicas
+from tierlog.broker.topics.live_topics import (
     LiveTopics,
     check_partition_count,
     with_partitions,
 )
-from tierlog.broker.replication.replicas import Replicas
-from tierlog.broker.topic_registry import TopicRecord, TopicRegistry
-from tierlog.broker.topic_replicas import (
+from tierlog.broker.topics.topic_replicas import (
     ANYWHERE,
     Chosen,
     NewTopic,
     check_min_in_sync,
     choose_factor,
 )
-from tierlog.broker.topics import Topic, check_topic_name
+from tierlog.broker.topics.topics import Topic, check_topic_name
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.replica_sets import ReplicaSets

@@ -19,13 +19,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from tierlog.broker.bucket import Bucket
-from tierlog.broker.cluster.leaders import Leaders
-from tierlog.broker.cold_reads import ColdReads
-from tierlog.broker.data_folder import TopicIdPartition
-from tierlog.broker.partition import Partition
-from tierlog.broker.tiered_reads import EmptyHotTier, Fetched, ReportingDefunct, TieredReads
-from tierlog.broker.topic_registry import TopicRecord
+from tierlog.broker.bucket.bucket import Bucket
+from tierlog.broker.bucket.cold_reads import ColdReads
+from tierlog.broker.data_folder.data_folder import TopicIdPartition
+from tierlog.broker.data_folder.topic_registry import TopicRecord
+from tierlog.broker.membership.leaders import Leaders
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.partition.tiered_reads import (
+    EmptyHotTier,
+    Fetched,
+    ReportingDefunct,
+    TieredReads,
+)
 from tierlog.host.file_slice import FileSlice
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier.log_state import Offsets

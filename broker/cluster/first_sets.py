@@ -26,9 +26,9 @@ from functools import partial
 import structlog
 
 from tierlog.broker.cluster.hand_over import STOP_S, HandOver
-from tierlog.broker.live_topics import LiveTopics
-from tierlog.broker.partition import Partition
-from tierlog.broker.replication.replicas import Replicas
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.replicas.replicas import Replicas
+from tierlog.broker.topics.live_topics import LiveTopics
 from tierlog.record_format.errors import InvalidRequest, LeaderUnknown, TierlogError
 
 log = structlog.get_logger(__name__)

@@ -28,11 +28,11 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from tierlog.broker.cluster.members import Member
 from tierlog.broker.cluster.news import News
-from tierlog.broker.live_topics import LiveTopics
-from tierlog.broker.partition import Partition
-from tierlog.broker.topic_registry import TopicRecord
+from tierlog.broker.data_folder.topic_registry import TopicRecord
+from tierlog.broker.membership.members import Member
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.topics.live_topics import LiveTopics
 from tierlog.host.latency_histogram import LatencyHistogram
 from tierlog.manifest.invariants import InvalidTransition
 from tierlog.record_format.errors import (

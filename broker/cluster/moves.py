@@ -19,10 +19,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from tierlog.broker.cluster.leaders import Leaders
-from tierlog.broker.cluster.members import Members
 from tierlog.broker.cluster.news import News
-from tierlog.broker.cluster.peers import Peers, Reassigned
 from tierlog.broker.cluster.placement import (
     Led,
     Move,
@@ -31,8 +28,11 @@ from tierlog.broker.cluster.placement import (
     drain,
     drain_replicas,
 )
-from tierlog.broker.data_folder import TopicIdPartition
-from tierlog.broker.live_topics import LiveTopics
+from tierlog.broker.data_folder.data_folder import TopicIdPartition
+from tierlog.broker.membership.leaders import Leaders
+from tierlog.broker.membership.members import Members
+from tierlog.broker.membership.peers import Peers, Reassigned
+from tierlog.broker.topics.live_topics import LiveTopics
 from tierlog.host.deferred_errors import DeferredErrors
 from tierlog.record_format.errors import (
     BrokerInUse,

@@ -16,10 +16,10 @@ from typing import Any
 
 import structlog
 
-from tierlog.broker.cluster.leaders import Leaders, Report
-from tierlog.broker.cluster.members import Member, Members
-from tierlog.broker.cluster.peers import LeaderReport, Peers
-from tierlog.broker.data_folder import TopicIdPartition
+from tierlog.broker.data_folder.data_folder import TopicIdPartition
+from tierlog.broker.membership.leaders import Leaders, Report
+from tierlog.broker.membership.members import Member, Members
+from tierlog.broker.membership.peers import LeaderReport, Peers
 from tierlog.host.threads import Threads
 from tierlog.record_format.errors import ShuttingDown, TierlogError
 

@@ -21,7 +21,7 @@ from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
-from tierlog.broker.data_folder import TopicIdPartition
+from tierlog.broker.data_folder.data_folder import TopicIdPartition
 
 Led = Mapping[int, Sequence[TopicIdPartition]]
 """What each broker leads, by node id."""

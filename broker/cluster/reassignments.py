@@ -16,15 +16,15 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from tierlog.broker.cluster.leaders import Leaders
 from tierlog.broker.cluster.moves import Moves
-from tierlog.broker.cluster.peers import Reassigned
 from tierlog.broker.cluster.placement import Move
-from tierlog.broker.data_folder import TopicIdPartition
-from tierlog.broker.live_topics import LiveTopics
-from tierlog.broker.partition import Partition
-from tierlog.broker.replication.replica_moves import ReplicaMoves
-from tierlog.broker.topic_replicas import check_replicas
+from tierlog.broker.data_folder.data_folder import TopicIdPartition
+from tierlog.broker.membership.leaders import Leaders
+from tierlog.broker.membership.peers import Reassigned
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.replicas.replica_moves import ReplicaMoves
+from tierlog.broker.topics.live_topics import LiveTopics
+from tierlog.broker.topics.topic_replicas import check_replicas
 from tierlog.host.threads import Threads
 from tierlog.record_format.errors import (
     LeaderUnknown,

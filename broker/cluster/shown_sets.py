@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tierlog.broker.cluster.leaders import Leader, Leaders
+from tierlog.broker.membership.leaders import Leader, Leaders
 from tierlog.broker.replication.messages import ShownSet
-from tierlog.broker.topics import Topic
+from tierlog.broker.topics.topics import Topic
 
 
 @dataclass(slots=True)

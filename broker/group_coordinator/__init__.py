@@ -1,1 +1,3 @@
-"""Groups whose members share partitions: the state machine, its records, and the coordinator."""
+"""Groups whose members share partitions, and the offsets that they commit: state machines that are
+pure, the coordinator that runs them, and `groups`, which keeps it all in `__consumer_offsets`.
+"""

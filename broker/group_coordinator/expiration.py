@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tierlog.broker.data_folder import TopicPartition
+from tierlog.broker.data_folder.data_folder import TopicPartition
 from tierlog.record_format.consumer_offsets import Commit
 
 

@@ -174,7 +174,7 @@ class Taken(Protocol):
 
 
 class Replicas(Protocol):
-    """The replicas of this broker, as requests use them: `broker.cluster.replicas`."""
+    """The replicas of this broker, as requests use them: `replicas.replicas`."""
 
     def take_fetch(self, request: ReplicaFetch) -> Taken | None:
         """None if it is not the next of its session: nothing of it counts. It may wait for the

@@ -22,7 +22,7 @@ from tierlog.broker.replication import in_sync
 from tierlog.broker.replication.election import may_hand_over, must_claim_anew
 from tierlog.broker.replication.in_sync import Fetch, InForce, Leadership, Progress
 from tierlog.broker.replication.store_writer import Feed, Said
-from tierlog.broker.waiters import Waiters
+from tierlog.broker.replication.waiters import Waiters
 from tierlog.host.clock import monotonic_ms
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.record_format.errors import LeaderUnknown, NotEnoughReplicas, NotReplicated

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tierlog.broker.cluster.peers import SchemaCall
+from tierlog.broker.membership.peers import SchemaCall
 from tierlog.record_format.errors import TierlogError
 from tierlog.record_format.record_walk import HEAD_BYTES
 from tierlog.record_format.schema_records import Malformed

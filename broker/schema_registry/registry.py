@@ -21,10 +21,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
 
-from tierlog.broker.cluster.peers import Peers, SchemaCall
-from tierlog.broker.live_topics import LiveTopics
-from tierlog.broker.offset_log import WINDOW_BYTES, records_of
-from tierlog.broker.partition import Partition
+from tierlog.broker.group_coordinator.offset_log import WINDOW_BYTES, records_of
+from tierlog.broker.membership.peers import Peers, SchemaCall
+from tierlog.broker.partition.partition import Partition
 from tierlog.broker.schema_registry.formats import (
     LEVELS,
     Earlier,
@@ -32,7 +31,8 @@ from tierlog.broker.schema_registry.formats import (
     parse_schema,
     problems_with_earlier,
 )
-from tierlog.broker.topic_replicas import NewTopic
+from tierlog.broker.topics.live_topics import LiveTopics
+from tierlog.broker.topics.topic_replicas import NewTopic
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.record_format.errors import (
     IncompatibleSchema,

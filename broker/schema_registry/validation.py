@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Final, NamedTuple
 
-from tierlog.broker.cluster.peers import SchemaCall
+from tierlog.broker.membership.peers import SchemaCall
 from tierlog.broker.schema_registry.decoding import schema_id_of
 from tierlog.broker.schema_registry.formats import parse_schema
 from tierlog.record_format.errors import NotLeader, RetriableError

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from tierlog.broker.partition.tiered_reads import Fetched
 from tierlog.broker.share_coordinator.share_partition import Acquired, Span
-from tierlog.broker.tiered_reads import Fetched
 from tierlog.host.file_slice import FileSlice, pread_exactly
 from tierlog.record_format.batch import HEADER_SIZE, BatchHeader, parse_header
 from tierlog.record_format.decode import end_marker_of

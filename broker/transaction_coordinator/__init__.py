@@ -1,1 +1,3 @@
-"""Transactions over all partitions of a broker: each transactional id's state, and its timers."""
+"""Transactions over all partitions of a broker: each transactional id's state, and its timers.
+`transactions` keeps them in `__transaction_state`.
+"""

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
-from tierlog.broker.data_folder import TopicPartition
+from tierlog.broker.data_folder.data_folder import TopicPartition
 from tierlog.broker.group_coordinator.coordinator import error_of
 from tierlog.broker.transaction_coordinator.transaction import (
     V2,

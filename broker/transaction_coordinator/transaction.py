@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from tierlog.broker.data_folder import TopicPartition
+from tierlog.broker.data_folder.data_folder import TopicPartition
 from tierlog.record_format.errors import CorruptDataError, TransactionRefused
 from tierlog.record_format.kafka_messages.messages import TransactionLogValue
 

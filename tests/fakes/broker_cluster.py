@@ -10,7 +10,7 @@ from typing import Any
 from tests.fakes.faulty_object_store import FaultyObjectStore
 from tierlog.broker.broker import Broker
 from tierlog.broker.cluster.cluster import Cluster
-from tierlog.broker.cluster.peers import (
+from tierlog.broker.membership.peers import (
     GroupConfigCall,
     LeaderReport,
     Marker,
@@ -18,7 +18,7 @@ from tierlog.broker.cluster.peers import (
     SchemaCall,
     TransactionPart,
 )
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.partition import Partition
 from tierlog.broker.replication.messages import (
     NO_SESSION,
     Answered,

@@ -10,7 +10,7 @@ from tests.fakes.records import iter_records
 from tests.fakes.waiting import until
 from tierlog.broker.background.copier import Offloaded
 from tierlog.broker.broker import Broker
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.partition import Partition
 from tierlog.broker.settings import BrokerSettings
 from tierlog.hot_tier.log_writer import Acks, AppendResult
 from tierlog.object_store.open import open_store

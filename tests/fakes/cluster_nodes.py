@@ -9,11 +9,11 @@ from pathlib import Path
 
 from tests.fakes.clock import Clock
 from tests.fakes.faulty_object_store import FaultyObjectStore
-from tierlog.broker.cluster.members import Member, Members
-from tierlog.broker.cluster.own_node import Timing
-from tierlog.broker.data_folder import DataFolder
+from tierlog.broker.bucket.store_status import StoreStatus
+from tierlog.broker.data_folder.data_folder import DataFolder
+from tierlog.broker.membership.members import Member, Members
+from tierlog.broker.membership.own_node import Timing
 from tierlog.broker.settings import BrokerSettings
-from tierlog.broker.store_status import StoreStatus
 from tierlog.manifest.registrations import Registration, Registrations
 from tierlog.object_store.open import open_store
 

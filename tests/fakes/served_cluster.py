@@ -13,7 +13,7 @@ from tests.fakes.broker_cluster import cluster_of, node_id_of
 from tests.fakes.served_broker import Served, served_broker
 from tests.fakes.waiting import until
 from tierlog.api.http.server import Tls
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.partition import Partition
 from tierlog.object_store.open import open_store
 from tierlog.object_store.store import ObjectStore
 

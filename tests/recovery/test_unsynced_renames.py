@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from tests.fakes.lossy_disk import LossyDisk
-from tierlog.broker.data_folder import DataFolder
+from tierlog.broker.data_folder.data_folder import DataFolder
 from tierlog.host import medium
 from tierlog.host.durable_file import REAL_DISK
 

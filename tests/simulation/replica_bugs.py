@@ -12,14 +12,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from tierlog.broker.cold_reads import ColdReads
-from tierlog.broker.partition import Partition
-from tierlog.broker.replication import election, in_sync, replica, write_ahead_chain
-from tierlog.broker.replication.elections import Elections
-from tierlog.broker.replication.fetch_answers import FetchAnswers
+from tierlog.broker.bucket.cold_reads import ColdReads
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.replicas import replica
+from tierlog.broker.replicas.elections import Elections
+from tierlog.broker.replicas.fetch_answers import FetchAnswers
+from tierlog.broker.replicas.replica import Replica, Role
+from tierlog.broker.replicas.store_member import StoreMember
+from tierlog.broker.replication import election, in_sync, write_ahead_chain
 from tierlog.broker.replication.in_sync import Leadership
-from tierlog.broker.replication.replica import Replica, Role
-from tierlog.broker.replication.store_member import StoreMember
 from tierlog.broker.replication.term import Term
 from tierlog.broker.replication.write_ahead_chain import ChainWriter
 from tierlog.hot_tier import replica_append, sealed_segments

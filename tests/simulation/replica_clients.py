@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.simulation.replica_node import Killed, Node
 from tests.simulation.replica_truth import Wrong
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.partition import Partition
 from tierlog.hot_tier.log_writer import Acks, AppendResult
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.encode import encode_batch

@@ -21,22 +21,22 @@ from tests.simulation.replica_store import SteppedWriter
 from tierlog.broker.background.compactor import Compactor, Rehydrator
 from tierlog.broker.background.janitor import Janitor
 from tierlog.broker.background.task_failures import TaskFailures
-from tierlog.broker.bucket import Bucket
+from tierlog.broker.bucket.bucket import Bucket
 from tierlog.broker.cluster.first_sets import FirstSets
 from tierlog.broker.cluster.hand_over import HandOver
-from tierlog.broker.cluster.members import Member
-from tierlog.broker.cluster.own_node import Timing
-from tierlog.broker.data_folder import DataFolder, TopicIdPartition
-from tierlog.broker.holes import Holes
-from tierlog.broker.live_topics import LiveTopics
-from tierlog.broker.log_opener import LogOpener
-from tierlog.broker.partition import Partition
-from tierlog.broker.replication.fetcher import Fetcher
+from tierlog.broker.data_folder.data_folder import DataFolder, TopicIdPartition
+from tierlog.broker.data_folder.topic_registry import TopicRecord
+from tierlog.broker.membership.members import Member
+from tierlog.broker.membership.own_node import Timing
+from tierlog.broker.opening.log_opener import LogOpener
+from tierlog.broker.partition.holes import Holes
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.replicas.fetcher import Fetcher
+from tierlog.broker.replicas.replica import Replica
+from tierlog.broker.replicas.replicas import Replicas
 from tierlog.broker.replication.messages import NO_SESSION, Fetched, FetchedRows, ReplicaFetch
-from tierlog.broker.replication.replica import Replica
-from tierlog.broker.replication.replicas import Replicas
 from tierlog.broker.settings import BrokerSettings
-from tierlog.broker.topic_registry import TopicRecord
+from tierlog.broker.topics.live_topics import LiveTopics
 from tierlog.host.file_slice import close_all
 from tierlog.object_store.memory import MemoryStore
 from tierlog.object_store.probe import StoreTraits

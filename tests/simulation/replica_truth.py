@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tierlog.broker.replication.replica import folder_of
+from tierlog.broker.replicas.replica import folder_of
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.manifest.keys import PartitionKeys

@@ -43,13 +43,13 @@ from tests.simulation.replica_node import (
 )
 from tests.simulation.replica_store import check_store, collect
 from tests.simulation.replica_truth import Shown, Truth, Wrong, batches_of, producers_of
-from tierlog.broker.cluster.members import Member
-from tierlog.broker.data_folder import TopicIdPartition
-from tierlog.broker.partition import Partition
+from tierlog.broker.data_folder.data_folder import TopicIdPartition
+from tierlog.broker.data_folder.topic_registry import TopicRecord
+from tierlog.broker.membership.members import Member
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.replicas.replica import Replica, Role
 from tierlog.broker.replication.in_sync import STORE
 from tierlog.broker.replication.messages import ReplicaFetch
-from tierlog.broker.replication.replica import Replica, Role
-from tierlog.broker.topic_registry import TopicRecord
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.manifest.keys import PartitionKeys
 from tierlog.object_store.memory import MemoryStore

@@ -40,10 +40,10 @@ from tests.simulation.topic_model import Line, TopicModel, Wrong, read
 from tierlog.broker.background import janitor, merger
 from tierlog.broker.background.merger import Merged
 from tierlog.broker.broker import Broker
-from tierlog.broker.cold_log import ColdLog
-from tierlog.broker.cold_reads import ColdReads, uses_bucket
-from tierlog.broker.groups import NewOffset
-from tierlog.broker.rebuilt_segment import with_transactions
+from tierlog.broker.bucket.cold_log import ColdLog
+from tierlog.broker.bucket.cold_reads import ColdReads, uses_bucket
+from tierlog.broker.group_coordinator.groups import NewOffset
+from tierlog.broker.partition.rebuilt_segment import with_transactions
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.hot_tier.log_config import LogConfig

@@ -15,7 +15,7 @@ from tests.fakes.compacted_topics import COMPACT, cold_records, last_of, put
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore
 from tests.simulation.steps import run, seeds
 from tierlog.broker.broker import Broker
-from tierlog.broker.compaction import PartitionCompaction
+from tierlog.broker.partition.compaction import PartitionCompaction
 from tierlog.broker.settings import BrokerSettings
 from tierlog.object_store.open import open_store
 from tierlog.repair.verify import verify_topic

@@ -37,8 +37,9 @@ from tests.simulation.failing_disk import ALLOCATING, Crash, FailingDisk, close_
 from tests.simulation.test_broker_simulation import GAP, Known, World
 from tests.simulation.test_ownership_simulation import in_files
 from tests.simulation.topic_model import Wrong
-from tierlog.broker import groups, take_over
-from tierlog.broker.groups import NewOffset
+from tierlog.broker.group_coordinator import groups
+from tierlog.broker.group_coordinator.groups import NewOffset
+from tierlog.broker.opening import take_over
 from tierlog.host.clock import wall_clock_ms
 from tierlog.manifest.garbage import Collector, GarbagePolicy
 from tierlog.manifest.keys import CLUSTER_KEY, topic_versions

@@ -35,9 +35,9 @@ from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjec
 from tests.fakes.records import iter_records
 from tests.simulation.failing_disk import CALLS, Crash, FailingDisk
 from tests.simulation.steps import run, seeds
-from tierlog.broker import take_over
 from tierlog.broker.background.janitor import removable_end
 from tierlog.broker.broker import Broker
+from tierlog.broker.opening import take_over
 from tierlog.broker.settings import BrokerSettings
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.manifest.garbage import GarbagePolicy

@@ -11,8 +11,8 @@ from tests.simulation.failing_disk import FailingDisk
 from tests.simulation.replica_healing import go_round, state_of
 from tests.simulation.replica_node import Killed, Node
 from tests.simulation.replica_world import World
-from tierlog.broker.partition import Partition
-from tierlog.broker.replication.replica import Replica, Role
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.replicas.replica import Replica, Role
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.record_format.errors import StoreUnavailable
 

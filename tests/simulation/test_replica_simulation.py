@@ -16,7 +16,7 @@ from tests.fakes.soak import MINUTES
 from tests.simulation.replica_bugs import BUGS
 from tests.simulation.replica_world import run_seed
 from tierlog.broker.cluster import first_sets
-from tierlog.broker.replication import replica_moves
+from tierlog.broker.replicas import replica_moves
 
 FIRST_SEED = int(os.environ.get("TIERLOG_SEED", "0"))
 SEEDS, SOAK_SEEDS = 20, 100_000

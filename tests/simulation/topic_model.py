@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from tests.fakes.at_once import at_once
 from tierlog.api.http.fetch.record_pages import is_aborted
-from tierlog.broker.partition import Partition
-from tierlog.broker.tiered_reads import Fetched
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.partition.tiered_reads import Fetched
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.decode import decode_batch

@@ -23,9 +23,9 @@ from tests.fakes.partition_life import PartitionLife, idempotent_value
 from tests.fakes.records import iter_records
 from tests.fakes.soak import MINUTES, soak_seed
 from tierlog.broker.broker import Broker
-from tierlog.broker.groups import NewOffset
-from tierlog.broker.partition import Partition
-from tierlog.broker.segment_listing import iter_segments, open_segment, slices_of
+from tierlog.broker.group_coordinator.groups import NewOffset
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.partition.segment_listing import iter_segments, open_segment, slices_of
 from tierlog.broker.settings import BrokerSettings
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.object_store.open import open_store

@@ -38,8 +38,8 @@ from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.server import Tls, serve
 from tierlog.api.serving.listening import bind
 from tierlog.broker.broker import Broker
-from tierlog.broker.cluster.peers import Peers
-from tierlog.broker.store_status import check_access
+from tierlog.broker.bucket.store_status import check_access
+from tierlog.broker.membership.peers import Peers
 from tierlog.host.loopback import is_loopback
 from tierlog.object_store.ledger import StoreRequest
 from tierlog.object_store.open import open_store

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from tierlog.broker.data_folder.topic_registry import INTERNAL_PREFIX
 from tierlog.broker.replication.write_ahead_chain import Remaining, chains_of, remaining
-from tierlog.broker.topic_registry import INTERNAL_PREFIX
 from tierlog.client.responses import Segment, Topic
 from tierlog.cold_tier.write_ahead_object import StoredPart
 from tierlog.host.clock import wall_clock_ms

@@ -97,7 +97,7 @@ class FolderOptions:
 
     def open_store(self, data_dir: Path, **more: Any) -> tuple[BrokerSettings, ObjectStore | None]:
         """`more`: settings. Raises ConfigurationError."""
-        from tierlog.broker.store_status import check_has_no_bucket
+        from tierlog.broker.bucket.store_status import check_has_no_bucket
         from tierlog.cli.logs import configure_logs
         from tierlog.record_format import native
         from tierlog.record_format.errors import ConfigurationError
@@ -267,7 +267,7 @@ def gc(
 
 def _collect_garbage(owner: OwnerOptions, topic: str, data_dir: Path) -> dict[int, GarbagePlan]:
     """Raises ConfigurationError."""
-    from tierlog.broker.data_folder import FolderInUse
+    from tierlog.broker.data_folder.data_folder import FolderInUse
     from tierlog.record_format.errors import ConfigurationError
 
     try:

@@ -52,9 +52,9 @@ from tierlog.broker.internal_topics import (
     check_may_delete,
     check_may_trim,
 )
-from tierlog.broker.partition import Partition
-from tierlog.broker.segment_listing import SegmentState, iter_segments
-from tierlog.broker.topics import TopicState
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.partition.segment_listing import SegmentState, iter_segments
+from tierlog.broker.topics.topics import TopicState
 from tierlog.hot_tier.config_words import in_words
 from tierlog.manifest.state import Manifest
 from tierlog.record_format.segment_entry import SegmentEntry

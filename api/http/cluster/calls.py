@@ -10,7 +10,7 @@ from tierlog.api.http.calls import BINARY, ELSEWHERE, NO_PARTITION, PARTITION, B
 from tierlog.api.http.cluster import handlers
 from tierlog.api.http.cluster.replica_fetch import fetch_replicas
 from tierlog.api.http.header_values import JSON, REPLICA_FETCH
-from tierlog.broker.cluster.peers import (
+from tierlog.broker.membership.peers import (
     GroupConfigCall,
     LeaderReport,
     Reassigned,

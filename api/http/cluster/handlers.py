@@ -31,9 +31,9 @@ from tierlog.api.http.schemas import (
     PlannedMove,
     PlannedMoves,
 )
-from tierlog.broker.cluster.peers import GroupConfigCall, Marker, SchemaCall, TransactionPart
+from tierlog.broker.membership.peers import GroupConfigCall, Marker, SchemaCall, TransactionPart
 from tierlog.broker.share_coordinator.share_state import StateCall
-from tierlog.broker.share_state_peers import CALLS_MAX
+from tierlog.broker.share_coordinator.share_state_peers import CALLS_MAX
 from tierlog.record_format.errors import NotInCluster, UnknownBroker
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The calls that the brokers of a cluster make to each other: `broker.cluster.peers` over HTTP.
+"""The calls that the brokers of a cluster make to each other: `broker.membership.peers` over HTTP.
 
 * A broker shows the cluster's token, which the others' tokens files must have. It goes wherever
   the bucket says that a broker is: over https://, only to who has a certificate for that name, and
@@ -17,7 +17,8 @@ import httpx2
 import msgspec
 
 from tierlog.api.http.cluster.replica_connections import ReplicaConnections
-from tierlog.broker.cluster.peers import (
+from tierlog.broker.data_folder.data_folder import TopicIdPartition
+from tierlog.broker.membership.peers import (
     GroupConfigCall,
     LeaderReport,
     Marker,
@@ -25,7 +26,6 @@ from tierlog.broker.cluster.peers import (
     SchemaCall,
     TransactionPart,
 )
-from tierlog.broker.data_folder import TopicIdPartition
 from tierlog.broker.replication.messages import FetchedRows, ReplicaFetch
 from tierlog.broker.share_coordinator.share_state import StateAnswer, StateCall
 from tierlog.record_format.errors import ConfigurationError, PeerUnavailable

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tierlog.api.http.header_values import JSON, REPLICA_FETCH
-from tierlog.broker.data_folder import TopicIdPartition
+from tierlog.broker.data_folder.data_folder import TopicIdPartition
 from tierlog.broker.replication.messages import Fetched, FetchedRows, FetchHead, ReplicaFetch
 from tierlog.record_format.batch import LOG_OVERHEAD
 from tierlog.record_format.errors import PeerUnavailable

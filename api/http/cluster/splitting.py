@@ -19,7 +19,13 @@ from msgspec.structs import replace
 
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
-from tierlog.broker.topics import DamagedState, LeaderState, PartitionState, Topic, TopicState
+from tierlog.broker.topics.topics import (
+    DamagedState,
+    LeaderState,
+    PartitionState,
+    Topic,
+    TopicState,
+)
 from tierlog.record_format.errors import (
     ELSEWHERE,
     LeaderUnknown,

@@ -20,10 +20,10 @@ from tierlog.api.http.cluster.splitting import token_of
 from tierlog.api.http.exchange import FORWARDED, Exchange
 from tierlog.api.http.fetch.leader_heads import Head, LeaderHeads
 from tierlog.api.http.header_values import BATCHES
+from tierlog.broker.bucket.cold_reads import ColdReads
 from tierlog.broker.cluster.cold_partitions import ColdPartition, Told
-from tierlog.broker.cold_reads import ColdReads
-from tierlog.broker.partition import Readable
-from tierlog.broker.topics import Topic
+from tierlog.broker.partition.partition import Readable
+from tierlog.broker.topics.topics import Topic
 from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.record_format.errors import (
     CorruptDataError,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.serving.waiting_requests import WaitingRequests
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.partition import Partition
 
 
 class AwaitedOffset(NamedTuple):

@@ -48,8 +48,8 @@ from tierlog.api.http.fetch.record_json import Encoding, PageText, Part
 from tierlog.api.http.fetch.single import FetchQuery, json_object, read_again
 from tierlog.api.http.responses import JSON, NO_STORE, AnyResponse
 from tierlog.api.http.settings import MAX_PARTITION, MIB
-from tierlog.broker.partition import Partition, Readable
-from tierlog.broker.tiered_reads import Fetched
+from tierlog.broker.partition.partition import Partition, Readable
+from tierlog.broker.partition.tiered_reads import Fetched
 from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.record_format.errors import StoreUnavailable, Throttled, TierlogError
 

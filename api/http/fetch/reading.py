@@ -22,9 +22,9 @@ from tierlog.api.http.problems import HeaderList
 from tierlog.api.http.responses import AnyResponse, Response, StreamResponse
 from tierlog.api.http.settings import MAX_FETCH_BYTES, MAX_OFFSET, MAX_WAIT_MS
 from tierlog.api.http.strict_json import parse_time
-from tierlog.broker.partition import Readable
+from tierlog.broker.partition.partition import Readable
+from tierlog.broker.partition.tiered_reads import Fetched, Tier
 from tierlog.broker.schema_registry.decoding import DecodeLimits, RecordDecoder
-from tierlog.broker.tiered_reads import Fetched, Tier
 from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.hot_tier.log_state import Offsets
 from tierlog.record_format.errors import ELSEWHERE

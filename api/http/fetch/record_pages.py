@@ -17,7 +17,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from tierlog.broker.tiered_reads import Fetched
+from tierlog.broker.partition.tiered_reads import Fetched
 from tierlog.host.file_slice import FileSlice, OpenFile, pread_exactly
 from tierlog.host.waiting import Wait
 from tierlog.record_format import codecs

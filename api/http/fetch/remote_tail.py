@@ -23,7 +23,7 @@ from tierlog.api.http.cluster.splitting import PAUSE_MAX_S, gateway_of, refusal_
 from tierlog.api.http.context import Context
 from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.problems import HeaderList, PeerProblem
-from tierlog.broker.topics import Topic
+from tierlog.broker.topics.topics import Topic
 from tierlog.record_format.errors import (
     WILL_PASS,
     NotLeader,

@@ -27,7 +27,7 @@ from tierlog.api.http.header_values import (
 )
 from tierlog.api.http.problems import HeaderList, PreconditionFailed
 from tierlog.api.http.responses import AnyResponse, FileResponse, Response, WindowedResponse
-from tierlog.broker.segment_listing import SegmentBytes, open_segment, slices_of
+from tierlog.broker.partition.segment_listing import SegmentBytes, open_segment, slices_of
 from tierlog.host.file_slice import FileSlice, close_all
 from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.record_format.errors import UnknownSegment

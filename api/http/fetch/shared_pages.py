@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple
 
 from prometheus_client import Counter
 
-from tierlog.broker.partition import Readable
-from tierlog.broker.tiered_reads import Fetched
+from tierlog.broker.partition.partition import Readable
+from tierlog.broker.partition.tiered_reads import Fetched
 
 LIMIT_BYTES: Final = 16 << 20
 PAGE_MAX_BYTES: Final = 1 << 20

@@ -57,9 +57,9 @@ from tierlog.api.http.fetch.tail import tail_partition
 from tierlog.api.http.problems import HeaderList
 from tierlog.api.http.responses import NO_STORE, AnyResponse, FileResponse
 from tierlog.api.http.settings import MAX_FETCH_BYTES, MIB
-from tierlog.broker.partition import Partition, Readable
+from tierlog.broker.partition.partition import Partition, Readable
+from tierlog.broker.partition.tiered_reads import Fetched, Tier
 from tierlog.broker.schema_registry.decoding import RecordDecoder
-from tierlog.broker.tiered_reads import Fetched, Tier
 from tierlog.host.file_slice import FileSlice, close_all
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier.log_state import Offsets

@@ -50,9 +50,9 @@ from tierlog.api.http.fetch.shared_pages import RenderedPage, page_key
 from tierlog.api.http.problems import HeaderList
 from tierlog.api.http.responses import AnyResponse, StreamResponse
 from tierlog.api.http.settings import MAX_OFFSET
-from tierlog.broker.partition import Partition
-from tierlog.broker.tiered_reads import Fetched, Tier
-from tierlog.broker.topics import Topic
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.partition.tiered_reads import Fetched, Tier
+from tierlog.broker.topics.topics import Topic
 from tierlog.host.waiting import Wait
 from tierlog.record_format.errors import ELSEWHERE, TierlogError
 

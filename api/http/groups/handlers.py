@@ -39,7 +39,7 @@ from tierlog.broker.group_coordinator.consumer_protocol import decode_assignment
 from tierlog.broker.group_coordinator.group_events import Identity, State
 from tierlog.broker.group_coordinator.group_states import SHARE, MemberState
 from tierlog.broker.group_coordinator.group_states import GroupState as Described
-from tierlog.broker.groups import NewOffset, OffsetState, check_group_name
+from tierlog.broker.group_coordinator.groups import NewOffset, OffsetState, check_group_name
 from tierlog.record_format.errors import (
     ELSEWHERE,
     ConcurrentTransactions,

@@ -43,17 +43,17 @@ from tierlog.api.http.schemas import (
     TransactionSummary,
 )
 from tierlog.api.serving.grants import Grant, Scope
-from tierlog.broker.data_folder import TopicPartition
+from tierlog.broker.data_folder.data_folder import TopicPartition
 from tierlog.broker.group_coordinator.group_events import Identity
-from tierlog.broker.groups import MAX_NAME_LENGTH
-from tierlog.broker.offset_log import InTransaction
+from tierlog.broker.group_coordinator.groups import MAX_NAME_LENGTH
+from tierlog.broker.group_coordinator.offset_log import InTransaction
 from tierlog.broker.transaction_coordinator.coordinator import CONCURRENT, NONE, Outcome, Reply
 from tierlog.broker.transaction_coordinator.transaction import (
     V2,
     ProducerEpoch,
     Transaction,
 )
-from tierlog.broker.transactions import Transactions
+from tierlog.broker.transaction_coordinator.transactions import Transactions
 from tierlog.record_format.errors import (
     ConcurrentTransactions,
     Forbidden,

@@ -12,7 +12,7 @@ from tierlog.api.http.cluster.gateway import PassedOn
 from tierlog.api.http.metrics.registry import counter, gauge, histogram
 from tierlog.broker.broker import Broker
 from tierlog.broker.cluster.cluster import Cluster
-from tierlog.broker.data_folder import TopicIdPartition
+from tierlog.broker.data_folder.data_folder import TopicIdPartition
 
 _STOPPED: Final = "stopped"
 

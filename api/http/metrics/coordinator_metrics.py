@@ -16,11 +16,11 @@ from tierlog.api.http.metrics.registry import Labels, counter, gauge, histogram
 from tierlog.broker.broker import Broker
 from tierlog.broker.group_coordinator.consumer_protocol import CONSUMER
 from tierlog.broker.group_coordinator.group_states import CLASSIC, SHARE
-from tierlog.broker.groups import Groups
+from tierlog.broker.group_coordinator.groups import Groups
+from tierlog.broker.share_coordinator.share_groups import ShareGroups
 from tierlog.broker.share_coordinator.share_partition import Ack
-from tierlog.broker.share_groups import ShareGroups
 from tierlog.broker.transaction_coordinator.transaction import State
-from tierlog.broker.transactions import Transactions
+from tierlog.broker.transaction_coordinator.transactions import Transactions
 from tierlog.host.latency_histogram import HistogramSnapshot
 
 _TYPES: Final = (CLASSIC, CONSUMER, SHARE)

@@ -39,7 +39,7 @@ from tierlog.api.http.problems import INTERNAL, TABLE
 from tierlog.api.serving.kafka_counts import KafkaCounts
 from tierlog.broker.background.task_failures import TaskFailures
 from tierlog.broker.broker import Broker
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.partition import Partition
 from tierlog.broker.reports import StorageReport, StoreUse, TopicStorage
 from tierlog.cold_tier.chunk_cache import ChunkCacheReport
 from tierlog.host.latency_histogram import BOUNDS_S, HistogramSnapshot, LatencyHistogram

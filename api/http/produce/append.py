@@ -28,8 +28,8 @@ from tierlog.api.http.produce.columns import RecordColumns
 from tierlog.api.http.responses import Response, json_response
 from tierlog.api.http.schemas import Accepted, PartitionResult, Produced
 from tierlog.api.serving.produced_batches import AS_PRODUCED
-from tierlog.broker.partition import Partition
-from tierlog.broker.topics import Topic
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.topics.topics import Topic
 from tierlog.hot_tier.config_words import in_words
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_writer import Acks, AppendResult

@@ -53,9 +53,9 @@ from tierlog.api.serving.produced_batches import (
     limits_of,
     stays_as_produced,
 )
-from tierlog.broker.cluster.peers import SchemaCall
-from tierlog.broker.partition import Partition
-from tierlog.broker.topic_registry import INTERNAL_PREFIX
+from tierlog.broker.data_folder.topic_registry import INTERNAL_PREFIX
+from tierlog.broker.membership.peers import SchemaCall
+from tierlog.broker.partition.partition import Partition
 from tierlog.broker.transaction_coordinator.transaction import ProducerEpoch
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.hot_tier.producer_state import new_producer_id

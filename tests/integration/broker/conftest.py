@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.broker_harness import BrokerHarness
-from tierlog.broker import store_status
 from tierlog.broker.background import background_tasks
+from tierlog.broker.bucket import store_status
 
 
 @pytest.fixture(autouse=True)

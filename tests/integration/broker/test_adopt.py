@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.damage import flip
 from tests.unit.record_format import golden
-from tierlog.broker.data_folder import LOG_STARTS
+from tierlog.broker.data_folder.data_folder import LOG_STARTS
 from tierlog.cli.dump_checks import find_problems
 from tierlog.hot_tier import closed_log
 from tierlog.manifest.topic_objects import Cluster, create_cluster

@@ -6,9 +6,9 @@ import pytest
 
 from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.faulty_object_store import FaultyObjectStore
-from tierlog.broker import ownership
 from tierlog.broker.broker import Broker
-from tierlog.broker.ownership import Ownership
+from tierlog.broker.bucket import ownership
+from tierlog.broker.bucket.ownership import Ownership
 from tierlog.broker.settings import BrokerSettings
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.object_store.open import open_store

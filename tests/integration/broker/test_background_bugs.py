@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 from tests.fakes.broker_harness import run_janitor
 from tests.fakes.compacted_topics import COMPACT, fill
 from tierlog.broker.background import copier, janitor
-from tierlog.broker.checkpoints import CompactionOffsets
-from tierlog.broker.upkeep import PartitionUpkeep
+from tierlog.broker.partition.checkpoints import CompactionOffsets
+from tierlog.broker.partition.upkeep import PartitionUpkeep
 from tierlog.manifest.garbage import GarbagePolicy
 from tierlog.record_format.errors import CorruptBatch
 

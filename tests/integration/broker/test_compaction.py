@@ -19,8 +19,8 @@ from tests.fakes.compacted_topics import (
     put,
 )
 from tierlog.broker.broker import Broker
-from tierlog.broker.compaction import PartitionCompaction
-from tierlog.broker.data_folder import RECOVERY_POINTS
+from tierlog.broker.data_folder.data_folder import RECOVERY_POINTS
+from tierlog.broker.partition.compaction import PartitionCompaction
 from tierlog.broker.settings import BrokerSettings
 from tierlog.hot_tier import cleaner
 from tierlog.hot_tier.cleaner import Interrupted

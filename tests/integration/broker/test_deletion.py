@@ -13,13 +13,14 @@ from tests.fakes.at_once import at_once
 from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.faulty_object_store import FailsBefore, WrongBytes
 from tests.fakes.small_disk import no_room, small_disk
-from tierlog.broker import live_topics, topic_deletion
 from tierlog.broker.background import background_tasks
-from tierlog.broker.data_folder import LOG_STARTS
-from tierlog.broker.groups import NewOffset
-from tierlog.broker.opened_log import EPOCHS
-from tierlog.broker.segment_listing import iter_segments, open_segment
-from tierlog.broker.topic_deletion import OwnedPartition
+from tierlog.broker.bucket import topic_deletion
+from tierlog.broker.bucket.topic_deletion import OwnedPartition
+from tierlog.broker.data_folder.data_folder import LOG_STARTS
+from tierlog.broker.group_coordinator.groups import NewOffset
+from tierlog.broker.opening.opened_log import EPOCHS
+from tierlog.broker.partition.segment_listing import iter_segments, open_segment
+from tierlog.broker.topics import live_topics
 from tierlog.cold_tier.segment_uploader import LogContent, UploadCheckpoints
 from tierlog.host import durable_file
 from tierlog.host.file_slice import OpenFile
@@ -548,7 +549,7 @@ def test_a_deleted_topic_with_corrupt_metadata_blocks_nothing(
                 raise OSError(errno.EIO, "the disk refuses")
 
             harness.broker.background.deleting.stop(10)
-            failing.setattr("tierlog.broker.live_topics.set_folders_aside", refused)
+            failing.setattr("tierlog.broker.topics.live_topics.set_folders_aside", refused)
         harness.broker.delete_topic("rotten")
     if restarted:
         assert folder.exists()

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.broker_harness import BrokerHarness
-from tierlog.broker import topic_deletion
-from tierlog.broker.bucket import Bucket
-from tierlog.broker.data_folder import DataFolder
+from tierlog.broker.bucket import topic_deletion
+from tierlog.broker.bucket.bucket import Bucket
+from tierlog.broker.data_folder.data_folder import DataFolder
+from tierlog.broker.data_folder.topic_registry import TopicRegistry
 from tierlog.broker.settings import BrokerSettings
-from tierlog.broker.topic_registry import TopicRegistry
 from tierlog.manifest.topic_objects import TopicObjects
 from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import FencedError

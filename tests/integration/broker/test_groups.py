@@ -8,13 +8,13 @@ import pytest
 
 from tests.fakes.broker_harness import BrokerHarness
 from tests.fakes.waiting import until
-from tierlog.broker.checkpoints import TRUNCATIONS, Truncations
-from tierlog.broker.data_folder import format_topic_id_partition
+from tierlog.broker.data_folder.data_folder import format_topic_id_partition
 from tierlog.broker.group_coordinator.group_events import Identity, Join, Protocol, Sync
-from tierlog.broker.groups import Groups, NewOffset, OffsetState
-from tierlog.broker.offset_log import GroupView
-from tierlog.broker.partition import Partition
-from tierlog.broker.take_over import TAKE_OVERS
+from tierlog.broker.group_coordinator.groups import Groups, NewOffset, OffsetState
+from tierlog.broker.group_coordinator.offset_log import GroupView
+from tierlog.broker.opening.take_over import TAKE_OVERS
+from tierlog.broker.partition.checkpoints import TRUNCATIONS, Truncations
+from tierlog.broker.partition.partition import Partition
 from tierlog.hot_tier.log_folder import LOG, path_of
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.object_store.open import open_store

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.fakes.damage import flip
-from tierlog.broker.data_folder import CLEAN_SHUTDOWN
+from tierlog.broker.data_folder.data_folder import CLEAN_SHUTDOWN
 
 
 @pytest.fixture

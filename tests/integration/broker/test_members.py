@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from tests.fakes.cluster_nodes import SESSION_MS, Killed, Node, World
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore
-from tierlog.broker.cluster.members import HANGS_S
-from tierlog.broker.cluster.node import NODE
-from tierlog.broker.data_folder import FolderInUse
+from tierlog.broker.data_folder.data_folder import FolderInUse
+from tierlog.broker.membership.members import HANGS_S
+from tierlog.broker.membership.node import NODE
 from tierlog.host import durable_file
 from tierlog.manifest.registrations import VERSIONS_KEPT
 from tierlog.record_format.checkpoint_files import parse_properties
@@ -217,7 +217,7 @@ class Steps:
             if ends:
                 raise Killed
 
-        monkeypatch.setattr("tierlog.broker.data_folder.write_durably", write)
+        monkeypatch.setattr("tierlog.broker.data_folder.data_folder.write_durably", write)
 
     def before_call(self, call: str, key: str) -> None:
         if call == "put" and key.startswith("cluster/") and self._ends():

@@ -9,8 +9,8 @@ from tests.fakes.broker_harness import run_janitor
 from tests.fakes.compacted_topics import cold_records, last_of, put
 from tests.fakes.faulty_object_store import FailsAfter, WrongBytes
 from tierlog.broker.background import merger as merger_module
-from tierlog.broker.segment_listing import iter_segments
-from tierlog.broker.upkeep import PartitionUpkeep
+from tierlog.broker.partition.segment_listing import iter_segments
+from tierlog.broker.partition.upkeep import PartitionUpkeep
 from tierlog.cold_tier.merged_segment import merge_objects
 from tierlog.cold_tier.segment_lookup import load_bundle
 from tierlog.hot_tier.log_config import LogConfig

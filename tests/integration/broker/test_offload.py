@@ -15,10 +15,10 @@ from tests.fakes.broker_harness import run_janitor
 from tests.fakes.damage import flip
 from tests.fakes.faulty_object_store import FailsBefore, WrongBytes
 from tests.fakes.small_disk import no_room
-from tierlog.broker import bucket
 from tierlog.broker.background.background_tasks import BackgroundTasks
 from tierlog.broker.background.copier import Copier
 from tierlog.broker.background.janitor import removable_end
+from tierlog.broker.bucket import bucket
 from tierlog.host.clock import wall_clock_ms
 from tierlog.hot_tier import roll, sealed_segments
 from tierlog.hot_tier.log import PartitionLog
@@ -425,7 +425,7 @@ def test_an_unrecorded_upload_is_found_again_after_disabling_remote_storage(harn
         harness.produce("t", [b"%d" % number * 100 for _ in range(10)])
 
     with monkeypatch.context() as full:
-        full.setattr("tierlog.broker.data_folder.write_durably", no_room)
+        full.setattr("tierlog.broker.data_folder.data_folder.write_durably", no_room)
         cold = harness.copy_sealed()._cold
     assert (cold.end_offset, cold.load_newest().end_offset > 0) == (0, True)
     turn_off()

@@ -12,8 +12,8 @@ from tierlog.broker.background import fence_checker
 from tierlog.broker.background.fence_checker import FenceChecker
 from tierlog.broker.background.task_failures import TaskFailures
 from tierlog.broker.broker import Broker
-from tierlog.broker.bucket_state import BucketState
-from tierlog.broker.ownership import Ownership
+from tierlog.broker.bucket.ownership import Ownership
+from tierlog.broker.data_folder.bucket_state import BucketState
 from tierlog.manifest.transitions import record_gap
 from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import (

@@ -19,7 +19,7 @@ from tests.fakes.records import iter_records
 from tests.integration.broker.test_adopt import copy_of_kafka
 from tests.integration.repair.test_restore import GAP, Restored
 from tierlog.broker.broker import Broker
-from tierlog.broker.groups import NewOffset
+from tierlog.broker.group_coordinator.groups import NewOffset
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.hot_tier.log import PartitionLog

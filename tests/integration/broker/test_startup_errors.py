@@ -19,10 +19,10 @@ from tests.fakes.small_disk import no_room, small_disk
 from tests.fakes.waiting import PATIENCE_S
 from tierlog.broker.background.background_tasks import BackgroundTasks
 from tierlog.broker.broker import Broker
-from tierlog.broker.checkpoints import Truncations
-from tierlog.broker.damaged_partition import REMEDIES, with_remedy
-from tierlog.broker.data_folder import CLEAN_SHUTDOWN, FolderInUse
-from tierlog.broker.log_opener import LogOpener
+from tierlog.broker.data_folder.data_folder import CLEAN_SHUTDOWN, FolderInUse
+from tierlog.broker.opening.log_opener import LogOpener
+from tierlog.broker.partition.checkpoints import Truncations
+from tierlog.broker.partition.damaged_partition import REMEDIES, with_remedy
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.hot_tier.log_writer import Acks, LogWriter

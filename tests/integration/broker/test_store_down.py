@@ -13,10 +13,10 @@ from tests.fakes.broker_harness import run_janitor
 from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.damage import flip
 from tests.fakes.faulty_object_store import FailsBefore, FaultyObjectStore, WrongBytes
-from tierlog.broker import store_status
 from tierlog.broker.broker import Broker
-from tierlog.broker.cold_log import ColdLog
-from tierlog.broker.segment_listing import tier_sizes
+from tierlog.broker.bucket import store_status
+from tierlog.broker.bucket.cold_log import ColdLog
+from tierlog.broker.partition.segment_listing import tier_sizes
 from tierlog.broker.settings import BrokerSettings
 from tierlog.host.clock import wall_clock_ms
 from tierlog.manifest.state import Reason

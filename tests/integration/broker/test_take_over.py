@@ -9,10 +9,10 @@ import pytest
 from tests.fakes.broker_harness import BrokerHarness, run_janitor
 from tests.fakes.compacted_topics import put
 from tests.fakes.records import iter_records
-from tierlog.broker import take_over
-from tierlog.broker.bucket_state import BucketState
-from tierlog.broker.cold_log import ColdLog
-from tierlog.broker.take_over import TakeOverPlan
+from tierlog.broker.bucket.cold_log import ColdLog
+from tierlog.broker.data_folder.bucket_state import BucketState
+from tierlog.broker.opening import take_over
+from tierlog.broker.opening.take_over import TakeOverPlan
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.recovery_scan import OpenRequest

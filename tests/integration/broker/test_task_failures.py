@@ -12,7 +12,7 @@ from tierlog.broker.background import janitor
 from tierlog.broker.background.compactor import MAX_WAIT_S
 from tierlog.broker.background.task_failures import Failures
 from tierlog.broker.broker import Broker
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.partition import Partition
 from tierlog.record_format.errors import StoreUnavailable
 
 

@@ -14,17 +14,17 @@ from tests.fakes.at_once import at_once
 from tests.fakes.broker_harness import run_janitor
 from tests.fakes.faulty_disk import FaultyDisk
 from tierlog.broker.background.retention import cold_facts, local_facts, total_bytes
-from tierlog.broker.cold_log import ColdLog
-from tierlog.broker.cold_reads import ColdReads
-from tierlog.broker.data_folder import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
-from tierlog.broker.segment_listing import (
+from tierlog.broker.bucket.cold_log import ColdLog
+from tierlog.broker.bucket.cold_reads import ColdReads
+from tierlog.broker.data_folder.data_folder import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
+from tierlog.broker.partition.segment_listing import (
     iter_segments,
     open_segment,
     peek_segments,
     slices_of,
     tier_sizes,
 )
-from tierlog.broker.tiered_reads import TieredReads
+from tierlog.broker.partition.tiered_reads import TieredReads
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.log_folder import file_name

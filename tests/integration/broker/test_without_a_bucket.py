@@ -4,7 +4,7 @@ import pytest
 
 from tests.fakes.broker_harness import BrokerHarness, run_janitor
 from tierlog.broker.broker import Broker
-from tierlog.broker.cold_log import EmptyColdTier
+from tierlog.broker.bucket.cold_log import EmptyColdTier
 from tierlog.broker.settings import BrokerSettings
 from tierlog.record_format.errors import UnknownManifestVersion
 

@@ -19,8 +19,8 @@ from tests.fakes.broker_process import BrokerProcess
 from tests.fakes.replicated_run import TOPIC, replicated_run
 from tests.fakes.waiting import until
 from tests.integration.cluster.test_moving import append, produced
-from tierlog.broker.groups import NewOffset
-from tierlog.broker.partition import Partition
+from tierlog.broker.group_coordinator.groups import NewOffset
+from tierlog.broker.partition.partition import Partition
 from tierlog.broker.replication import term
 from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.hot_tier.log_writer import Acks

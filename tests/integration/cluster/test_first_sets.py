@@ -22,9 +22,9 @@ from tests.integration.cluster.test_reassigning import (
 )
 from tests.integration.cluster.test_replicas import appended, created, is_led, values
 from tierlog.broker.broker import Broker
-from tierlog.broker.live_topics import LiveTopics
-from tierlog.broker.log_opener import LogOpener
-from tierlog.broker.replication.kept_file import KeptFiles
+from tierlog.broker.opening.log_opener import LogOpener
+from tierlog.broker.replicas.kept_file import KeptFiles
+from tierlog.broker.topics.live_topics import LiveTopics
 from tierlog.host.clock import wall_clock_ms
 from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import (

@@ -16,7 +16,7 @@ from tests.fakes.served_cluster import ServedCluster, served_cluster
 from tests.fakes.waiting import until
 from tierlog.api.http import server
 from tierlog.api.http.settings import HttpSettings
-from tierlog.broker.cluster import members
+from tierlog.broker.membership import members
 from tierlog.host.clock import wall_clock_ms
 
 

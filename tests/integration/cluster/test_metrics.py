@@ -10,7 +10,7 @@ from tests.fakes.served_broker import Served
 from tests.fakes.served_cluster import ServedCluster
 from tests.fakes.waiting import until
 from tierlog.api.http.metrics.table import METRICS
-from tierlog.broker.replication.replica import Role
+from tierlog.broker.replicas.replica import Role
 from tierlog.record_format.errors import InvalidRequest
 
 PARTITIONS = 3

@@ -19,8 +19,8 @@ from tierlog.broker.broker import Broker
 from tierlog.broker.cluster import hand_over
 from tierlog.broker.cluster.hand_over import HandOver, Moved
 from tierlog.broker.cluster.news import News
-from tierlog.broker.groups import NewOffset
-from tierlog.broker.partition import Partition
+from tierlog.broker.group_coordinator.groups import NewOffset
+from tierlog.broker.partition.partition import Partition
 from tierlog.hot_tier.log_writer import Acks, AppendResult
 from tierlog.manifest.versions import PUT_ATTEMPTS
 from tierlog.record_format.consumer_offsets import TOPIC

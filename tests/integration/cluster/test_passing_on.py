@@ -24,8 +24,8 @@ from tierlog.api.http.header_values import BATCHES
 from tierlog.api.http.settings import HttpSettings
 from tierlog.broker.background import background_tasks
 from tierlog.broker.cluster.cluster import ASK_AGAIN_S
-from tierlog.broker.cluster.peers import LeaderReport
-from tierlog.broker.replication.replica import Replica
+from tierlog.broker.membership.peers import LeaderReport
+from tierlog.broker.replicas.replica import Replica
 
 PARTITIONS = 1
 

@@ -22,11 +22,11 @@ from tests.fakes.records import iter_records
 from tests.fakes.waiting import PATIENCE_S, until
 from tests.integration.cluster.test_moving import append, produced, values_of
 from tierlog.broker.broker import Broker
-from tierlog.broker.cluster.peers import LeaderReport
 from tierlog.broker.cluster.shown_sets import Short
-from tierlog.broker.partition import Partition
-from tierlog.broker.replication import elections
-from tierlog.broker.replication.elections import LOOK_PACE_MS, TURN_MS
+from tierlog.broker.membership.peers import LeaderReport
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.replicas import elections
+from tierlog.broker.replicas.elections import LOOK_PACE_MS, TURN_MS
 from tierlog.broker.replication.messages import FetchedRows, PartitionFetch, ReplicaFetch
 from tierlog.host.clock import wall_clock_ms
 from tierlog.hot_tier.log_writer import Acks

@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.broker_cluster import BrokerCluster, cluster_of, node_id_of
 from tests.fakes.waiting import until
 from tests.integration.cluster.test_moving import append
-from tierlog.broker.cluster import members
+from tierlog.broker.membership import members
 from tierlog.hot_tier.log_writer import LogWriter
 from tierlog.record_format.errors import ConfigurationError, FencedError
 

@@ -16,7 +16,7 @@ from tests.integration.cluster.test_moving import append, produced
 from tests.integration.cluster.test_replicas import appended, created, in_sync, is_led, values
 from tierlog.broker.broker import Broker
 from tierlog.broker.cluster.shown_sets import Short
-from tierlog.broker.groups import NewOffset
+from tierlog.broker.group_coordinator.groups import NewOffset
 from tierlog.broker.replication.in_sync import STORE
 from tierlog.broker.replication.write_ahead_chain import ClosedChain, chain_folder
 from tierlog.cli.bucket_reader import BucketReader

@@ -19,7 +19,7 @@ from tests.fakes.served_broker import Served
 from tests.fakes.served_cluster import ServedCluster, served_cluster
 from tests.fakes.waiting import until
 from tierlog.api.http.settings import HttpSettings
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.partition import Partition
 from tierlog.record_format.errors import LogOfflineError
 from tierlog.record_format.topic_rules import partition_for_key
 

@@ -17,7 +17,7 @@ from tests.fakes.waiting import until, until_waiting
 from tests.integration.http.conftest import BATCHES, NDJSON, Api, problem, records_path
 from tierlog.api.http.context import Context
 from tierlog.api.http.fetch import many, record_pages
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.partition import Partition
 from tierlog.record_format.batch import iter_headers
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.fakes.damage import flip
 from tests.integration.http.conftest import Api, api_of, records_path
-from tierlog.broker.data_folder import CLEAN_SHUTDOWN
+from tierlog.broker.data_folder.data_folder import CLEAN_SHUTDOWN
 
 LOG = "00000000000000000000.log"
 PLACE = "unsaid"  # no word of a console page

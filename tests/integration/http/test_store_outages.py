@@ -14,8 +14,8 @@ from tests.fakes.served_broker import served_broker
 from tests.fakes.waiting import until
 from tests.integration.http.conftest import Api, records_path
 from tierlog.api.http.settings import HttpSettings
-from tierlog.broker import store_status
 from tierlog.broker.broker import Broker
+from tierlog.broker.bucket import store_status
 from tierlog.object_store.open import open_store
 
 

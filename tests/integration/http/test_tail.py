@@ -12,8 +12,8 @@ import pytest
 from tests.fakes.waiting import until, until_waiting
 from tests.integration.http.conftest import Api, api_of, problem, records_path, take_over
 from tierlog.api.http.context import Context
-from tierlog.broker.partition import Partition
-from tierlog.broker.tiered_reads import Fetched
+from tierlog.broker.partition.partition import Partition
+from tierlog.broker.partition.tiered_reads import Fetched
 
 
 class Events:

@@ -18,8 +18,8 @@ from tierlog.api.http.fetch.tail import tail_partition
 from tierlog.api.http.responses import StreamResponse
 from tierlog.api.http.settings import HttpSettings
 from tierlog.broker.broker import Broker
+from tierlog.broker.partition.tiered_reads import Fetched
 from tierlog.broker.settings import BrokerSettings
-from tierlog.broker.tiered_reads import Fetched
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.record_format.produced import build_produced
 

@@ -28,7 +28,7 @@ from tests.fakes.served_broker import Served, served_broker
 from tests.fakes.waiting import until
 from tierlog.api.kafka.error_codes import Code
 from tierlog.api.kafka.settings import KafkaSettings
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.partition import Partition
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.object_store.open import open_store
 from tierlog.record_format.produced import build_produced

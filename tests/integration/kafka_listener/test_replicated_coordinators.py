@@ -24,8 +24,8 @@ from tests.integration.kafka_listener.test_share_groups_over_brokers import (
     consume_all,
     produce,
 )
-from tierlog.broker.share_groups import TOPIC as SHARE_STATES
-from tierlog.broker.transactions import TOPIC as TRANSACTIONS
+from tierlog.broker.share_coordinator.share_groups import TOPIC as SHARE_STATES
+from tierlog.broker.transaction_coordinator.transactions import TOPIC as TRANSACTIONS
 from tierlog.record_format.consumer_offsets import TOPIC as OFFSETS
 from tierlog.record_format.kafka_messages import messages as m
 

@@ -20,8 +20,8 @@ from tests.fakes.share_member import ShareMember, values
 from tests.fakes.waiting import until
 from tierlog.api.kafka.error_codes import Code
 from tierlog.api.kafka.settings import KafkaSettings
-from tierlog.broker.group_configs import TOPIC as CONFIGS_TOPIC
-from tierlog.broker.share_groups import TOPIC
+from tierlog.broker.group_coordinator.group_configs import TOPIC as CONFIGS_TOPIC
+from tierlog.broker.share_coordinator.share_groups import TOPIC
 from tierlog.host.clock import wall_clock_ms
 from tierlog.object_store.memory import MemoryStore
 from tierlog.record_format.kafka_messages import messages as m

@@ -28,10 +28,10 @@ from tests.fakes.kafka_brokers import (
 from tests.fakes.share_member import Place, ShareMember
 from tests.fakes.waiting import until
 from tierlog.api.kafka.error_codes import Code
-from tierlog.broker.group_configs import TOPIC as CONFIGS_TOPIC
-from tierlog.broker.offset_log import home_number
+from tierlog.broker.group_coordinator.group_configs import TOPIC as CONFIGS_TOPIC
+from tierlog.broker.group_coordinator.offset_log import home_number
+from tierlog.broker.share_coordinator.share_groups import TOPIC
 from tierlog.broker.share_coordinator.share_state import ShareKey
-from tierlog.broker.share_groups import TOPIC
 from tierlog.record_format.checkpoint_files import parse_topic_id
 from tierlog.record_format.consumer_offsets import TOPIC as CONSUMER_OFFSETS
 from tierlog.record_format.kafka_messages import messages as m

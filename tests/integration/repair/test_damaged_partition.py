@@ -10,8 +10,8 @@ import pytest
 from tests.fakes.compacted_topics import COMPACT, compacted, fill
 from tests.fakes.damage import flip
 from tests.fakes.faulty_disk import FaultyDisk
-from tierlog.broker.data_folder import HIGH_WATERMARKS
-from tierlog.broker.groups import NewOffset, OffsetState
+from tierlog.broker.data_folder.data_folder import HIGH_WATERMARKS
+from tierlog.broker.group_coordinator.groups import NewOffset, OffsetState
 from tierlog.hot_tier.open_files import OpenFiles
 from tierlog.record_format.errors import (
     CorruptBatch,

@@ -11,7 +11,7 @@ from tests.fakes.damage import flip
 from tests.fakes.faulty_object_store import FailsAfter, FailsBefore, FaultyObjectStore
 from tests.fakes.snapshot import snapshot
 from tierlog.broker.broker import Broker
-from tierlog.broker.data_folder import DataFolder, FolderInUse, read_level
+from tierlog.broker.data_folder.data_folder import DataFolder, FolderInUse, read_level
 from tierlog.broker.settings import BrokerSettings
 from tierlog.manifest.bucket_level import BucketLevel
 from tierlog.object_store.open import open_store
@@ -250,7 +250,7 @@ def test_a_new_folder_has_the_level_of_the_last_release(tmp_path, monkeypatch):
     assert levels(tmp_path) == (1, 1)
     assert not (tmp_path / "data" / "tierlog" / "format.json").exists()
     monkeypatch.setitem(format_level.LEVELS, 3, "0.3.0")
-    monkeypatch.setattr("tierlog.broker.data_folder.NEW_FOLDER_LEVEL", 2)
+    monkeypatch.setattr("tierlog.broker.data_folder.data_folder.NEW_FOLDER_LEVEL", 2)
     BrokerHarness(tmp_path / "next").broker.close()
     assert levels(tmp_path / "next") == (2, 2)
 
@@ -258,7 +258,7 @@ def test_a_new_folder_has_the_level_of_the_last_release(tmp_path, monkeypatch):
 def test_a_folder_that_is_finalized_while_it_waits_for_the_lock_has_the_new_level(
     upgraded, monkeypatch
 ):
-    from tierlog.broker import data_folder
+    from tierlog.broker.data_folder import data_folder
 
     take = data_folder._take_lock
 

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from tests.fakes.broker_harness import run_janitor
 from tests.fakes.compacted_topics import COMPACT, cold_records, compacted, put
 from tierlog.broker.broker import Broker
-from tierlog.broker.segment_listing import iter_segments
+from tierlog.broker.partition.segment_listing import iter_segments
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.record_format.errors import CorruptDataError, DiskFull
 from tierlog.repair.repair import repair_topic

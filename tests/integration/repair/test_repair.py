@@ -20,8 +20,8 @@ from tests.fakes.faulty_object_store import FailsBefore
 from tests.integration.broker.test_adopt import copy_of_kafka
 from tests.integration.repair.test_verify import entries, filled, path_of
 from tierlog.broker.broker import Broker
+from tierlog.broker.partition.upkeep import PartitionUpkeep
 from tierlog.broker.settings import BrokerSettings
-from tierlog.broker.upkeep import PartitionUpkeep
 from tierlog.manifest.invariants import InvalidTransition
 from tierlog.object_store.open import open_store
 from tierlog.record_format.batch import HEADER_SIZE, iter_headers

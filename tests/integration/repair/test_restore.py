@@ -14,11 +14,11 @@ from tests.fakes.compacted_topics import put
 from tests.fakes.damage import cut, flip
 from tests.fakes.small_disk import no_room, read_only, small_disk
 from tests.integration.broker.test_adopt import copy_of_kafka
-from tierlog.broker import take_over
 from tierlog.broker.broker import Broker
-from tierlog.broker.data_folder import HIGH_WATERMARKS, RECOVERY_POINTS, new_id
-from tierlog.broker.groups import NewOffset
-from tierlog.broker.ownership import Ownership
+from tierlog.broker.bucket.ownership import Ownership
+from tierlog.broker.data_folder.data_folder import HIGH_WATERMARKS, RECOVERY_POINTS, new_id
+from tierlog.broker.group_coordinator.groups import NewOffset
+from tierlog.broker.opening import take_over
 from tierlog.host.disk import Disk
 from tierlog.hot_tier import closed_log, open_files
 from tierlog.hot_tier.closed_log import first_batch_at

@@ -5,7 +5,7 @@ import pytest
 
 from tests.fakes.bad_sectors import cannot_read
 from tests.fakes.damage import cut, flip
-from tierlog.broker.segment_listing import iter_segments, peek_segments
+from tierlog.broker.partition.segment_listing import iter_segments, peek_segments
 from tierlog.cold_tier import segment_check
 from tierlog.manifest.topic_objects import TopicObjects
 from tierlog.object_store.folder import FolderStore

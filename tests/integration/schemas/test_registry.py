@@ -47,7 +47,7 @@ from google.protobuf import (
 )
 
 from tests.fakes.served_broker import Served
-from tierlog.broker.offset_log import append_records, stored_records
+from tierlog.broker.group_coordinator.offset_log import append_records, stored_records
 from tierlog.broker.schema_registry.registry import SchemaRegistry
 from tierlog.record_format.proto_parser import parse_proto
 from tierlog.record_format.schema_records import Schema as Kept

@@ -12,7 +12,7 @@ from tests.unit.record_format import golden
 from tierlog.api.http.settings import HttpSettings
 from tierlog.api.serving.grants import Scope
 from tierlog.api.serving.tokens import create_token
-from tierlog.broker.damaged_partition import DamagedPartition
+from tierlog.broker.partition.damaged_partition import DamagedPartition
 from tierlog.client.client import Client
 from tierlog.cold_tier import segment_lookup
 from tierlog.manifest.keys import base_offset_of

@@ -11,7 +11,7 @@ from tests.fakes.flush import fsync
 from tierlog.api.http.fetch import record_json, record_pages
 from tierlog.api.http.fetch.record_json import PageText, write_array, write_lines
 from tierlog.api.http.fetch.record_pages import filter_batches, read_page
-from tierlog.broker.tiered_reads import Fetched
+from tierlog.broker.partition.tiered_reads import Fetched
 from tierlog.host import page_cache
 from tierlog.host.file_slice import FileSlice, OpenFile
 from tierlog.host.waiting import Wait, WouldBlock

@@ -12,8 +12,8 @@ import pytest
 from tests.fakes.manifests import run_of
 from tierlog.broker.cluster import cold_partitions
 from tierlog.broker.cluster.cold_partitions import MANIFEST_MAX_AGE_S, ColdPartitions
-from tierlog.broker.cluster.leaders import Leaders, LedPartition
-from tierlog.broker.topic_registry import TopicRecord
+from tierlog.broker.data_folder.topic_registry import TopicRecord
+from tierlog.broker.membership.leaders import Leaders, LedPartition
 from tierlog.host.waiting import Wait, WouldBlock
 
 RECORD = TopicRecord(name="t", topic_id="id", partitions=9, config={}, created_ms=0)

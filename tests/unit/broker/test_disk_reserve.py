@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tierlog.broker.disk_reserve import DiskReserve
+from tierlog.broker.data_folder.disk_reserve import DiskReserve
 from tierlog.broker.settings import BrokerSettings
 from tierlog.record_format.errors import DiskFull
 

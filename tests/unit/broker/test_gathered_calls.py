@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tierlog.broker.gathered_calls import GatheredCalls
+from tierlog.broker.membership.gathered_calls import GatheredCalls
 from tierlog.host.threads import Threads
 from tierlog.record_format.errors import ShuttingDown
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tierlog.broker.group_configs import GroupConfigs
-from tierlog.broker.groups import Groups, NewOffset
+from tierlog.broker.group_coordinator.group_configs import GroupConfigs
+from tierlog.broker.group_coordinator.groups import Groups, NewOffset
 from tierlog.broker.settings import BrokerSettings
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_writer import AppendResult

@@ -4,7 +4,7 @@ from tests.fakes.records import iter_records
 from tierlog.broker.group_coordinator.classic_group import ClassicGroup
 from tierlog.broker.group_coordinator.consumer_group_records import encode_key as encode_group_key
 from tierlog.broker.group_coordinator.group_events import Limits, RecordKey, RecordKind
-from tierlog.broker.offset_log import GroupView
+from tierlog.broker.group_coordinator.offset_log import GroupView
 from tierlog.record_format.checkpoint_files import parse_topic_id
 from tierlog.record_format.consumer_offsets import (
     Commit,

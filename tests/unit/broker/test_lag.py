@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tierlog.broker.groups import lag_of
+from tierlog.broker.group_coordinator.groups import lag_of
 from tierlog.manifest.state import OffsetGap
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tierlog.broker.cluster.leaders import Leaders, LedPartition
+from tierlog.broker.membership.leaders import Leaders, LedPartition
 
 PLACE = ("flights", 0)
 

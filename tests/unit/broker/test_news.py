@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tierlog.broker.cluster import news
-from tierlog.broker.cluster.leaders import Leaders
+from tierlog.broker.membership.leaders import Leaders
 from tierlog.record_format.errors import ShuttingDown
 
 

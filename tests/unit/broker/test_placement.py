@@ -16,7 +16,7 @@ from tierlog.broker.cluster.placement import (
     drain_replicas,
     place_new,
 )
-from tierlog.broker.data_folder import TopicIdPartition
+from tierlog.broker.data_folder.data_folder import TopicIdPartition
 
 Led = dict[int, list[TopicIdPartition]]
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tierlog.broker.cluster.leaders import Leader, Leaders, LedPartition
-from tierlog.broker.cluster.peers import LeaderReport
 from tierlog.broker.cluster.shown_sets import Short, ShownSets
+from tierlog.broker.membership.leaders import Leader, Leaders, LedPartition
+from tierlog.broker.membership.peers import LeaderReport
 from tierlog.hot_tier.log_config import LogConfig
 
 ONE = LedPartition(3, 10, 0)

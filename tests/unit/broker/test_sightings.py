@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tierlog.broker.cluster.sightings import Look, Sighting, observe
+from tierlog.broker.membership.sightings import Look, Sighting, observe
 from tierlog.manifest.registrations import Alive
 
 

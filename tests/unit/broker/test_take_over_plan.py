@@ -2,7 +2,7 @@
 
 import pytest
 
-from tierlog.broker.take_over import LocalLog, TakeOverPlan, plan_take_over
+from tierlog.broker.opening.take_over import LocalLog, TakeOverPlan, plan_take_over
 from tierlog.manifest.state import EpochStart, Manifest, OffsetGap
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tierlog.broker.topic_replicas import check_min_in_sync, choose_factor
+from tierlog.broker.topics.topic_replicas import check_min_in_sync, choose_factor
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.record_format.errors import (
     InvalidConfig,

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tierlog.broker.cluster.peers import Marker, TransactionPart
+from tierlog.broker.membership.peers import Marker, TransactionPart
 from tierlog.broker.transaction_coordinator.transaction import ProducerEpoch
-from tierlog.broker.transaction_peers import FENCED, NONE, TransactionPeers
+from tierlog.broker.transaction_coordinator.transaction_peers import FENCED, NONE, TransactionPeers
 from tierlog.hot_tier.producer_state import Producer, check_marker
 from tierlog.record_format.batch import iter_headers
 from tierlog.record_format.decode import EndMarker

@@ -8,7 +8,7 @@ from tierlog.api.console.topic_samples import (
     sample_topics,
     topic_series,
 )
-from tierlog.broker.groups import OffsetState
+from tierlog.broker.group_coordinator.groups import OffsetState
 
 
 def sample(at_ms: int, produced: int = 0, read: int = 0) -> TopicSample:

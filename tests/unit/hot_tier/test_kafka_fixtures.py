@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.at_once import at_once
 from tests.fakes.partition_logs import first_offset
 from tests.unit.record_format import golden
-from tierlog.broker.partition import Partition
+from tierlog.broker.partition.partition import Partition
 from tierlog.hot_tier.derived_files import read_entries
 from tierlog.record_format.checkpoint_files import (
     format_topic_id,

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from tests.fakes.clock import Clock
 from tests.fakes.partition_logs import append_values
 from tests.fakes.replicas import begin_to_lead
+from tierlog.broker.replicas.fetch_answers import FetchAnswers
+from tierlog.broker.replicas.fetch_sessions import LOOK_PACE_MS, Said, TakenFetch
 from tierlog.broker.replication.election import Kept
-from tierlog.broker.replication.fetch_answers import FetchAnswers
-from tierlog.broker.replication.fetch_sessions import LOOK_PACE_MS, Said, TakenFetch
 from tierlog.broker.replication.in_sync import InForce
 from tierlog.broker.replication.messages import (
     NO_SESSION,

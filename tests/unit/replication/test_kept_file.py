@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tierlog.broker.replicas.kept_file import KeptFiles
 from tierlog.broker.replication.election import Kept, renew
-from tierlog.broker.replication.kept_file import KeptFiles
 from tierlog.record_format.errors import CorruptDataError
 
 PLACE = ("AAAAAAAAAAAAAAAAAAAAAA", 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tierlog.broker.replicas.replica import as_version
 from tierlog.broker.replication.in_sync import InForce
 from tierlog.broker.replication.reassigning import (
     Grow,
@@ -15,7 +16,6 @@ from tierlog.broker.replication.reassigning import (
     next_step,
     removing,
 )
-from tierlog.broker.replication.replica import as_version
 from tierlog.manifest.replica_sets import ReplicaSet
 
 
