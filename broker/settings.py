@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from tierlog.broker.group_coordinator.group_events import Migration
 from tierlog.object_store.ledger import PriceTable
 
 MIB = 1 << 20
@@ -19,6 +19,23 @@ RESERVE_BYTES_MAX: Final = 1024 * MIB
 # Of a coordinator's topic in a cluster: two to six brokers, or twelve, have as many each. Not of
 # transactions: those of several ids are committed by one decision only within a partition.
 INTERNAL_PARTITIONS: Final = 12
+
+
+class Migration(StrEnum):
+    """Which groups change their protocol while they have members."""
+
+    BIDIRECTIONAL = "bidirectional"
+    UPGRADE = "upgrade"
+    DOWNGRADE = "downgrade"
+    DISABLED = "disabled"
+
+    @property
+    def upgrades(self) -> bool:
+        return self in (Migration.BIDIRECTIONAL, Migration.UPGRADE)
+
+    @property
+    def downgrades(self) -> bool:
+        return self in (Migration.BIDIRECTIONAL, Migration.DOWNGRADE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from tierlog.broker.group_coordinator.group_events import Migration
+from tierlog.broker.settings import Migration
 from tierlog.record_format.units import parse_duration, parse_size
 
 _YES: Final = frozenset(("1", "true", "yes", "on"))

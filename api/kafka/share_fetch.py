@@ -28,7 +28,6 @@ from tierlog.api.serving.workers import call_on_loop, close_late
 from tierlog.broker.partition.partition import Partition
 from tierlog.broker.share_coordinator.share_groups import ShareRead
 from tierlog.broker.share_coordinator.share_partition import Ack, AckBatch, Wanted
-from tierlog.broker.share_coordinator.share_state import ShareKey
 from tierlog.record_format.errors import GroupRefused, NotLeader, TierlogError
 from tierlog.record_format.kafka_messages.messages import (
     ShareAcknowledgeRequest,
@@ -36,6 +35,7 @@ from tierlog.record_format.kafka_messages.messages import (
     ShareFetchRequest,
     ShareFetchResponse,
 )
+from tierlog.record_format.share_state import ShareKey
 
 _RENEWS_FROM: Final = 2
 _STRICT: Final = 1  # ShareAcquireMode: no more records than asked for

@@ -23,7 +23,6 @@ from tierlog.api.serving.grants import Scope
 from tierlog.broker.group_coordinator.group_events import GroupError, HeartbeatAnswer, ShareBeat
 from tierlog.broker.group_coordinator.group_states import ConsumerGroupState, ConsumerMemberState
 from tierlog.broker.share_coordinator.coordinator import ShareSummary
-from tierlog.broker.share_coordinator.share_state import UNKNOWN_START
 from tierlog.broker.topics.topics import Topic
 from tierlog.record_format.checkpoint_files import parse_topic_id
 from tierlog.record_format.errors import TierlogError, UnknownTopic
@@ -39,6 +38,7 @@ from tierlog.record_format.kafka_messages.messages import (
     ShareGroupHeartbeatRequest,
     ShareGroupHeartbeatResponse,
 )
+from tierlog.record_format.share_state import UNKNOWN_START
 
 MEMBER_ID_MAX_LENGTH: Final = 36  # Kafka's: a UUID as text
 _LEAVING: Final = -1

@@ -71,7 +71,6 @@ from tierlog.broker.group_coordinator.group_events import (
     Identity,
     Join,
     Joined,
-    Migration,
     Patterns,
     RecordKey,
     RecordKind,
@@ -83,6 +82,7 @@ from tierlog.broker.group_coordinator.group_events import (
 from tierlog.broker.group_coordinator.modern_group import Kinds, ModernGroup, Timer
 from tierlog.broker.group_coordinator.reconciliation import Goal, reconcile
 from tierlog.broker.group_coordinator.subscriptions import TopicView
+from tierlog.broker.settings import Migration
 from tierlog.record_format.errors import GroupRefused
 
 LEFT: Final = -2  # a static member that will be back

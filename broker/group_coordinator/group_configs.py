@@ -22,13 +22,11 @@ import msgspec
 import structlog
 
 from tierlog.broker.group_coordinator.consumer_group import ConsumerLimits
-from tierlog.broker.group_coordinator.offset_log import stored_records
-from tierlog.broker.group_coordinator.share_group import ShareGroupLimits
+from tierlog.broker.group_coordinator.share_group import ShareGroupLimits, ShareLimits
 from tierlog.broker.membership.peers import GroupConfigCall, Peers
 from tierlog.broker.partition.partition import Partition
 from tierlog.broker.settings import BrokerSettings
-from tierlog.broker.share_coordinator.share_partition import ShareLimits
-from tierlog.broker.topics.coordinator_log import CoordinatorLog
+from tierlog.broker.topics.coordinator_log import CoordinatorLog, stored_records
 from tierlog.broker.topics.live_topics import LiveTopics
 from tierlog.broker.topics.topic_replicas import NewTopic
 from tierlog.hot_tier.log_config import INT_MAX, ConfigKey

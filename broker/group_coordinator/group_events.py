@@ -34,23 +34,6 @@ class State(StrEnum):
     RECONCILING = "Reconciling"
 
 
-class Migration(StrEnum):
-    """Which groups change their protocol while they have members."""
-
-    BIDIRECTIONAL = "bidirectional"
-    UPGRADE = "upgrade"
-    DOWNGRADE = "downgrade"
-    DISABLED = "disabled"
-
-    @property
-    def upgrades(self) -> bool:
-        return self in (Migration.BIDIRECTIONAL, Migration.UPGRADE)
-
-    @property
-    def downgrades(self) -> bool:
-        return self in (Migration.BIDIRECTIONAL, Migration.DOWNGRADE)
-
-
 class GroupError(StrEnum):
     """Kafka's names; NONE is success."""
 

@@ -51,12 +51,11 @@ from tierlog.broker.group_coordinator.offset_log import (
     OffsetLog,
     PendingAppend,
     Row,
-    home_number,
 )
 from tierlog.broker.partition.checkpoints import Truncations
 from tierlog.broker.partition.partition import Partition
 from tierlog.broker.settings import BrokerSettings
-from tierlog.broker.topics.coordinator_log import CoordinatorLog, IsGone
+from tierlog.broker.topics.coordinator_log import CoordinatorLog, IsGone, home_number
 from tierlog.broker.topics.live_topics import LiveTopics
 from tierlog.broker.topics.topic_replicas import NewTopic
 from tierlog.broker.topics.topics import Topic

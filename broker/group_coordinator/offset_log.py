@@ -18,14 +18,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing, suppress
-from typing import Final, NamedTuple
+from contextlib import suppress
+from typing import NamedTuple
 
 import structlog
 
 from tierlog.broker.data_folder.data_folder import TopicPartition
 from tierlog.broker.group_coordinator.consumer_group_records import read_key
 from tierlog.broker.partition.partition import Partition
+from tierlog.broker.topics.coordinator_log import home_partition, stored_batches
 from tierlog.broker.topics.topics import Topic
 from tierlog.hot_tier.log_writer import Acks, AppendResult
 from tierlog.hot_tier.producer_state import Verify
@@ -37,14 +38,12 @@ from tierlog.record_format.consumer_offsets import (
     decode_value,
     encode_key,
     encode_value,
-    partition_for_group,
 )
 from tierlog.record_format.decode import EndMarker, Record, decode_batch, end_marker_of
 from tierlog.record_format.errors import (
     CorruptDataError,
     LeaderUnknown,
     NotLeader,
-    OffsetTrimmed,
     TierlogError,
 )
 from tierlog.record_format.kafka_messages.source import MessageError
@@ -204,65 +203,6 @@ class OffsetLog:
             except TierlogError as error:
                 log.warning("offsets not written yet", partition=str(home), error=str(error))
         return started
-
-
-def append_records(
-    home: Partition, rows: Sequence[tuple[bytes, bytes | None]], *, now_ms: int
-) -> Future[AppendResult]:
-    """Queue records of a coordinator, keys and values, all or none."""
-    batches = build_produced(
-        [value for _, value in rows],
-        keys=[key for key, _ in rows],
-        timestamps=[now_ms] * len(rows),
-        max_message_bytes=home.config.max_message_bytes,
-    )
-    return home.append(batches, acks=Acks.ALL)
-
-
-def home_number(group: str, topic: Topic) -> int:
-    """The partition that Kafka would choose; if an adopted folder lacks it, the first it has."""
-    wanted = partition_for_group(group, topic.record.partitions)
-    return wanted if wanted in topic.numbers else topic.numbers[0]
-
-
-def home_partition(group: str, topic: Topic) -> Partition:
-    """Raises NotLeader or LeaderUnknown if it is elsewhere in the cluster."""
-    return topic.partition(home_number(group, topic))
-
-
-def stored_batches(partition: Partition) -> Iterator[bytes]:
-    """A partition's whole log, in windows. May block; raises what reads raise."""
-    offset = partition.offsets().log_start_offset
-    while offset < partition.offsets().high_watermark:
-        try:
-            fetched = partition.read(offset, max_bytes=WINDOW_BYTES)
-        except OffsetTrimmed as trimmed:
-            offset = trimmed.log_start_offset
-            continue
-        with closing(fetched):
-            yield b"".join(piece.read() for piece in fetched.slices)
-        if fetched.next_offset <= offset:
-            return  # compaction removed the last records
-        offset = fetched.next_offset
-
-
-def stored_records(partition: Partition) -> Iterator[Record]:
-    """Those of a coordinator's partition, in the log's order. Raises what `stored_batches` does,
-    and CorruptBatch.
-    """
-    for data in stored_batches(partition):
-        yield from records_of(data)
-
-
-def records_of(data: bytes) -> Iterator[Record]:
-    """Those of whole batches, without control records. Raises CorruptBatch."""
-    for header in iter_headers(data):
-        check_crc(data, header)
-        if not header.is_control:
-            yield from decode_batch(data, header)
-
-
-WINDOW_BYTES: Final = 1 << 20
 
 
 class Committed(NamedTuple):

@@ -49,6 +49,7 @@ from tierlog.broker.group_coordinator.modern_group import Kinds, ModernGroup
 from tierlog.broker.group_coordinator.subscriptions import TopicView
 from tierlog.record_format.errors import GroupRefused
 
+_THROTTLED_FROM_MIN: Final = 2  # deliveries
 INITIALIZE_AGAIN_MS: Final = 30_000  # Kafka's group.share.initialize.retry.interval.ms
 
 
@@ -57,6 +58,25 @@ class ShareGroupLimits(NamedTuple):
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 5_000
     assignment_interval_ms: int = 1_000
+
+
+class ShareLimits(NamedTuple):
+    """`lock_ms`: for how long a record is one member's. `count_limit`: how often a record is given
+    to somebody. `locks_max`: between the start and the end.
+    """
+
+    lock_ms: int = 30_000
+    count_limit: int = 5
+    locks_max: int = 2_000
+    may_renew: bool = True
+
+    @property
+    def gives_last_alone(self) -> bool:
+        return self.count_limit > _THROTTLED_FROM_MIN
+
+    @property
+    def throttled_from(self) -> int:
+        return max(_THROTTLED_FROM_MIN, -(-self.count_limit // 2))
 
 
 class ShareGroup(ModernGroup):

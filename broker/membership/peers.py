@@ -10,8 +10,8 @@ import msgspec
 from tierlog.broker.data_folder.data_folder import TopicIdPartition
 from tierlog.broker.membership.leaders import LedPartition, Report
 from tierlog.broker.replication.messages import FetchedRows, ReplicaFetch
-from tierlog.broker.share_coordinator.share_state import StateAnswer, StateCall
 from tierlog.record_format.schema_state import SourceOfId
+from tierlog.record_format.share_state import StateAnswer, StateCall
 from tierlog.record_format.topic_rules import ConfigValue
 
 

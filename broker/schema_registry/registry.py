@@ -21,7 +21,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
 
-from tierlog.broker.group_coordinator.offset_log import WINDOW_BYTES, records_of
 from tierlog.broker.membership.peers import Peers, SchemaCall
 from tierlog.broker.partition.partition import Partition
 from tierlog.broker.schema_registry.formats import (
@@ -31,6 +30,7 @@ from tierlog.broker.schema_registry.formats import (
     parse_schema,
     problems_with_earlier,
 )
+from tierlog.broker.topics.coordinator_log import WINDOW_BYTES, records_of
 from tierlog.broker.topics.live_topics import LiveTopics
 from tierlog.broker.topics.topic_replicas import NewTopic
 from tierlog.hot_tier.log_writer import Acks

@@ -19,7 +19,10 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from tierlog.broker.share_coordinator.share_state import (
+from tierlog.host.threads import failed
+from tierlog.record_format.errors import GroupRefused, Throttled, TierlogError
+from tierlog.record_format.kafka_messages.source import MessageError
+from tierlog.record_format.share_state import (
     UNKNOWN_START,
     DeliveryState,
     ShareKey,
@@ -32,9 +35,6 @@ from tierlog.broker.share_coordinator.share_state import (
     tombstone,
     update_record,
 )
-from tierlog.host.threads import failed
-from tierlog.record_format.errors import GroupRefused, Throttled, TierlogError
-from tierlog.record_format.kafka_messages.source import MessageError
 
 log = structlog.get_logger(__name__)
 

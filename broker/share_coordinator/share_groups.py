@@ -33,7 +33,6 @@ from tierlog.broker.group_coordinator.group_events import (
     refusal,
 )
 from tierlog.broker.group_coordinator.groups import Groups, OffsetState
-from tierlog.broker.group_coordinator.offset_log import home_number, stored_records
 from tierlog.broker.group_coordinator.share_group import ShareGroup
 from tierlog.broker.membership.peers import Peers
 from tierlog.broker.partition.partition import Partition
@@ -47,17 +46,8 @@ from tierlog.broker.share_coordinator.coordinator import (
 from tierlog.broker.share_coordinator.share_partition import Acquired, Wanted
 from tierlog.broker.share_coordinator.share_partitions import SharePartitions
 from tierlog.broker.share_coordinator.share_reads import narrowed, read_batches
-from tierlog.broker.share_coordinator.share_state import (
-    UNKNOWN_START,
-    ShareKey,
-    ShareState,
-    StateAnswer,
-    StateCall,
-    StateView,
-    merge_batches,
-)
 from tierlog.broker.share_coordinator.share_state_peers import ShareStatePeers, answer_all
-from tierlog.broker.topics.coordinator_log import CoordinatorLog
+from tierlog.broker.topics.coordinator_log import CoordinatorLog, home_number, stored_records
 from tierlog.broker.topics.live_topics import LiveTopics
 from tierlog.broker.topics.topic_replicas import NewTopic
 from tierlog.host.clock import monotonic_ms
@@ -72,6 +62,15 @@ from tierlog.record_format.errors import (
     UnknownTopicOrPartition,
 )
 from tierlog.record_format.kafka_messages.source import MessageError
+from tierlog.record_format.share_state import (
+    UNKNOWN_START,
+    ShareKey,
+    ShareState,
+    StateAnswer,
+    StateCall,
+    StateView,
+    merge_batches,
+)
 from tierlog.record_format.topic_rules import ConfigValue
 
 log = structlog.get_logger(__name__)

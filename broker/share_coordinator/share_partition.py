@@ -39,17 +39,17 @@ from enum import IntEnum
 from itertools import groupby, pairwise
 from typing import Final, NamedTuple
 
-from tierlog.broker.share_coordinator.share_state import (
+from tierlog.broker.group_coordinator.share_group import ShareLimits
+from tierlog.record_format.errors import GroupRefused
+from tierlog.record_format.share_state import (
     UNKNOWN_START,
     DeliveryState,
     ShareState,
     StateBatch,
 )
-from tierlog.record_format.errors import GroupRefused
 
 NEVER: Final = float("inf")
 NOBODY: Final = ""
-_THROTTLED_FROM_MIN: Final = 2
 
 
 class Ack(IntEnum):
@@ -66,25 +66,6 @@ _BECOMES: Final = {
     Ack.RELEASE: DeliveryState.AVAILABLE,
     Ack.REJECT: DeliveryState.ARCHIVED,
 }
-
-
-class ShareLimits(NamedTuple):
-    """`lock_ms`: for how long a record is one member's. `count_limit`: how often a record is given
-    to somebody. `locks_max`: between the start and the end.
-    """
-
-    lock_ms: int = 30_000
-    count_limit: int = 5
-    locks_max: int = 2_000
-    may_renew: bool = True
-
-    @property
-    def gives_last_alone(self) -> bool:
-        return self.count_limit > _THROTTLED_FROM_MIN
-
-    @property
-    def throttled_from(self) -> int:
-        return max(_THROTTLED_FROM_MIN, -(-self.count_limit // 2))
 
 
 class Span(NamedTuple):

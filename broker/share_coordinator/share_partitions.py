@@ -25,24 +25,24 @@ from typing import Any, Final
 
 import structlog
 
+from tierlog.broker.group_coordinator.share_group import ShareLimits
 from tierlog.broker.share_coordinator.coordinator import OTHERS, UNREAD
 from tierlog.broker.share_coordinator.share_partition import (
     Ack,
     AckBatch,
     Acquired,
     Change,
-    ShareLimits,
     SharePartition,
     Span,
     Wanted,
 )
-from tierlog.broker.share_coordinator.share_state import (
+from tierlog.record_format.errors import GroupRefused
+from tierlog.record_format.share_state import (
     ShareKey,
     ShareState,
     StateBatch,
     StateCall,
 )
-from tierlog.record_format.errors import GroupRefused
 
 log = structlog.get_logger(__name__)
 

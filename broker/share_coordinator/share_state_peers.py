@@ -14,11 +14,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Final
 
-from tierlog.broker.group_coordinator.offset_log import home_number
 from tierlog.broker.membership.gathered_calls import GatheredCalls
 from tierlog.broker.membership.peers import Peers
-from tierlog.broker.share_coordinator.share_state import ShareState, StateAnswer, StateCall
-from tierlog.broker.topics.coordinator_log import CoordinatorLog
+from tierlog.broker.topics.coordinator_log import CoordinatorLog, home_number
 from tierlog.host.threads import Threads, failed
 from tierlog.record_format.errors import (
     WILL_PASS,
@@ -31,6 +29,7 @@ from tierlog.record_format.errors import (
     Starting,
     TierlogError,
 )
+from tierlog.record_format.share_state import ShareState, StateAnswer, StateCall
 
 THREADS_MAX: Final = 16
 CALLS_MAX: Final = 500  # in one

@@ -18,20 +18,30 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Final
 
-from tierlog.broker.group_coordinator.offset_log import append_records, home_number
 from tierlog.broker.partition.partition import Partition
 from tierlog.broker.topics.live_topics import LiveTopics
 from tierlog.broker.topics.topic_replicas import NewTopic
 from tierlog.broker.topics.topics import Topic
 from tierlog.host.deferred_errors import DeferredErrors
 from tierlog.host.latency_histogram import LatencyHistogram
-from tierlog.hot_tier.log_writer import AppendResult
-from tierlog.record_format.errors import Starting, TierlogError, UnknownTopic, WatermarkUnknown
+from tierlog.hot_tier.log_writer import Acks, AppendResult
+from tierlog.record_format.batch import check_crc, iter_headers
+from tierlog.record_format.consumer_offsets import partition_for_group
+from tierlog.record_format.decode import Record, decode_batch
+from tierlog.record_format.errors import (
+    OffsetTrimmed,
+    Starting,
+    TierlogError,
+    UnknownTopic,
+    WatermarkUnknown,
+)
+from tierlog.record_format.produced import build_produced
 
 MAX_LOAD_WAIT_S: Final = 5.0
+WINDOW_BYTES: Final = 1 << 20
 
 IsGone = Callable[[str], bool]
 """Whether a key's partition is not here any more."""
@@ -215,3 +225,62 @@ class CoordinatorLog:
 
 def _numbers_here(topic: Topic | None) -> Iterable[int]:
     return () if topic is None else (*topic.partitions, *topic.damaged)
+
+
+# --- its records ----------------------------------------------------------------------------------
+
+
+def append_records(
+    home: Partition, rows: Sequence[tuple[bytes, bytes | None]], *, now_ms: int
+) -> Future[AppendResult]:
+    """Queue records of a coordinator, keys and values, all or none."""
+    batches = build_produced(
+        [value for _, value in rows],
+        keys=[key for key, _ in rows],
+        timestamps=[now_ms] * len(rows),
+        max_message_bytes=home.config.max_message_bytes,
+    )
+    return home.append(batches, acks=Acks.ALL)
+
+
+def home_number(group: str, topic: Topic) -> int:
+    """The partition that Kafka would choose; if an adopted folder lacks it, the first it has."""
+    wanted = partition_for_group(group, topic.record.partitions)
+    return wanted if wanted in topic.numbers else topic.numbers[0]
+
+
+def home_partition(group: str, topic: Topic) -> Partition:
+    """Raises NotLeader or LeaderUnknown if it is elsewhere in the cluster."""
+    return topic.partition(home_number(group, topic))
+
+
+def stored_batches(partition: Partition) -> Iterator[bytes]:
+    """A partition's whole log, in windows. May block; raises what reads raise."""
+    offset = partition.offsets().log_start_offset
+    while offset < partition.offsets().high_watermark:
+        try:
+            fetched = partition.read(offset, max_bytes=WINDOW_BYTES)
+        except OffsetTrimmed as trimmed:
+            offset = trimmed.log_start_offset
+            continue
+        with closing(fetched):
+            yield b"".join(piece.read() for piece in fetched.slices)
+        if fetched.next_offset <= offset:
+            return  # compaction removed the last records
+        offset = fetched.next_offset
+
+
+def stored_records(partition: Partition) -> Iterator[Record]:
+    """Those of a coordinator's partition, in the log's order. Raises what `stored_batches` does,
+    and CorruptBatch.
+    """
+    for data in stored_batches(partition):
+        yield from records_of(data)
+
+
+def records_of(data: bytes) -> Iterator[Record]:
+    """Those of whole batches, without control records. Raises CorruptBatch."""
+    for header in iter_headers(data):
+        check_crc(data, header)
+        if not header.is_control:
+            yield from decode_batch(data, header)

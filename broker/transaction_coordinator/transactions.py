@@ -21,11 +21,10 @@ import structlog
 from tierlog.broker.data_folder.data_folder import TopicPartition
 from tierlog.broker.group_coordinator.coordinator import error_of
 from tierlog.broker.group_coordinator.groups import Groups
-from tierlog.broker.group_coordinator.offset_log import append_records, stored_records
 from tierlog.broker.membership.peers import Marker, Peers, TransactionPart
 from tierlog.broker.partition.partition import Partition
 from tierlog.broker.settings import BrokerSettings
-from tierlog.broker.topics.coordinator_log import CoordinatorLog
+from tierlog.broker.topics.coordinator_log import CoordinatorLog, append_records, stored_records
 from tierlog.broker.topics.live_topics import LiveTopics
 from tierlog.broker.topics.topic_replicas import NewTopic
 from tierlog.broker.transaction_coordinator.coordinator import (

@@ -27,11 +27,11 @@ from tierlog.broker.replication.messages import (
     ReplicaFetch,
 )
 from tierlog.broker.settings import BrokerSettings
-from tierlog.broker.share_coordinator.share_state import StateAnswer, StateCall
 from tierlog.host.file_slice import close_all
 from tierlog.object_store.open import open_store
 from tierlog.record_format.errors import PeerUnavailable
 from tierlog.record_format.schema_state import SourceOfId
+from tierlog.record_format.share_state import StateAnswer, StateCall
 from tierlog.record_format.topic_rules import ConfigValue
 
 

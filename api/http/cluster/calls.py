@@ -18,8 +18,8 @@ from tierlog.broker.membership.peers import (
     TransactionPart,
 )
 from tierlog.broker.replication.messages import ReplicaFetch
-from tierlog.broker.share_coordinator.share_state import StateAnswer
 from tierlog.record_format.schema_state import SourceOfId
+from tierlog.record_format.share_state import StateAnswer
 from tierlog.record_format.topic_rules import ConfigValue
 
 _BROKER: Final = "/v1/cluster/brokers/{node}"

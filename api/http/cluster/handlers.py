@@ -32,9 +32,9 @@ from tierlog.api.http.schemas import (
     PlannedMoves,
 )
 from tierlog.broker.membership.peers import GroupConfigCall, Marker, SchemaCall, TransactionPart
-from tierlog.broker.share_coordinator.share_state import StateCall
 from tierlog.broker.share_coordinator.share_state_peers import CALLS_MAX
 from tierlog.record_format.errors import NotInCluster, UnknownBroker
+from tierlog.record_format.share_state import StateCall
 
 if TYPE_CHECKING:
     from tierlog.broker.cluster.cluster import Cluster

@@ -27,9 +27,9 @@ from tierlog.broker.membership.peers import (
     TransactionPart,
 )
 from tierlog.broker.replication.messages import FetchedRows, ReplicaFetch
-from tierlog.broker.share_coordinator.share_state import StateAnswer, StateCall
 from tierlog.record_format.errors import ConfigurationError, PeerUnavailable
 from tierlog.record_format.schema_state import SourceOfId
+from tierlog.record_format.share_state import StateAnswer, StateCall
 from tierlog.record_format.topic_rules import ConfigValue
 from tierlog.record_format.workarounds import decode_json
 

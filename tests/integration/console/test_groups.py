@@ -35,8 +35,8 @@ from tierlog.api.http.settings import HttpSettings
 from tierlog.api.kafka.settings import KafkaSettings
 from tierlog.api.serving.grants import Scope
 from tierlog.api.serving.tokens import create_token
-from tierlog.broker.share_coordinator.share_state import StateAnswer, StateCall
 from tierlog.record_format.errors import LeaderUnknown, PeerUnavailable, TierlogError
+from tierlog.record_format.share_state import StateAnswer, StateCall
 
 PARTITIONS = 3
 BOTH = (Scope.READ, Scope.PRODUCE)

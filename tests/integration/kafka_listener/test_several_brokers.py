@@ -36,7 +36,7 @@ from tests.fakes.served_broker import Served
 from tests.fakes.waiting import until
 from tierlog.api.kafka.error_codes import Code
 from tierlog.broker.data_folder.data_folder import new_id
-from tierlog.broker.group_coordinator.offset_log import home_number
+from tierlog.broker.topics.coordinator_log import home_number
 from tierlog.client.client import Client
 from tierlog.manifest.topic_names import TopicName
 from tierlog.record_format.consumer_offsets import TOPIC as CONSUMER_OFFSETS

@@ -29,12 +29,12 @@ from tests.fakes.share_member import Place, ShareMember
 from tests.fakes.waiting import until
 from tierlog.api.kafka.error_codes import Code
 from tierlog.broker.group_coordinator.group_configs import TOPIC as CONFIGS_TOPIC
-from tierlog.broker.group_coordinator.offset_log import home_number
 from tierlog.broker.share_coordinator.share_groups import TOPIC
-from tierlog.broker.share_coordinator.share_state import ShareKey
+from tierlog.broker.topics.coordinator_log import home_number
 from tierlog.record_format.checkpoint_files import parse_topic_id
 from tierlog.record_format.consumer_offsets import TOPIC as CONSUMER_OFFSETS
 from tierlog.record_format.kafka_messages import messages as m
+from tierlog.record_format.share_state import ShareKey
 
 EARLIEST = {"share.auto.offset.reset": "earliest"}
 EACH = 50  # records in each partition

@@ -19,7 +19,7 @@ from tests.fakes.kafka_brokers import (
 )
 from tests.fakes.waiting import until
 from tests.integration.kafka_listener.test_transactions import committed_values, transactional
-from tierlog.broker.group_coordinator.offset_log import home_number
+from tierlog.broker.topics.coordinator_log import home_number
 from tierlog.broker.transaction_coordinator.transactions import TOPIC
 from tierlog.client.client import Client
 from tierlog.record_format.consumer_offsets import TOPIC as CONSUMER_OFFSETS

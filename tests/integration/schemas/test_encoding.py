@@ -15,7 +15,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from tests.fakes.command_line import Program
 from tests.fakes.kafka_brokers import three_brokers
 from tests.fakes.served_broker import Served
-from tierlog.broker.group_coordinator.offset_log import stored_records
+from tierlog.broker.topics.coordinator_log import stored_records
 from tierlog.client.client import Client
 from tierlog.record_format.errors import InvalidRequest
 

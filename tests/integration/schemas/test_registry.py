@@ -47,8 +47,8 @@ from google.protobuf import (
 )
 
 from tests.fakes.served_broker import Served
-from tierlog.broker.group_coordinator.offset_log import append_records, stored_records
 from tierlog.broker.schema_registry.registry import SchemaRegistry
+from tierlog.broker.topics.coordinator_log import append_records, stored_records
 from tierlog.record_format.proto_parser import parse_proto
 from tierlog.record_format.schema_records import Schema as Kept
 from tierlog.record_format.schema_records import SubjectVersion, schema_row

@@ -34,7 +34,6 @@ from tierlog.broker.group_coordinator.group_events import (
     Identity,
     Join,
     Joined,
-    Migration,
     Protocol,
     RecordKind,
     State,
@@ -43,6 +42,7 @@ from tierlog.broker.group_coordinator.group_events import (
 )
 from tierlog.broker.group_coordinator.reconciliation import Goal, reconcile
 from tierlog.broker.group_coordinator.subscriptions import TopicFacts
+from tierlog.broker.settings import Migration
 from tierlog.record_format.errors import GroupRefused
 
 NONE = GroupError.NONE

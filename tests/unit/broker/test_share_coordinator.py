@@ -15,10 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tierlog.broker.group_coordinator.share_group import ShareLimits
 from tierlog.broker.share_coordinator.coordinator import ShareCoordinator, ShareSummary
-from tierlog.broker.share_coordinator.share_partition import AckBatch, ShareLimits, Span, Wanted
+from tierlog.broker.share_coordinator.share_partition import AckBatch, Span, Wanted
 from tierlog.broker.share_coordinator.share_partitions import SharePartitions
-from tierlog.broker.share_coordinator.share_state import (
+from tierlog.record_format.errors import GroupRefused, StoreUnavailable, Throttled
+from tierlog.record_format.share_state import (
     ShareKey,
     ShareState,
     StateBatch,
@@ -26,7 +28,6 @@ from tierlog.broker.share_coordinator.share_state import (
     StateView,
     merge_batches,
 )
-from tierlog.record_format.errors import GroupRefused, StoreUnavailable, Throttled
 
 KEY = ShareKey("g", b"t" * 16, 0)
 LIMITS = ShareLimits(lock_ms=10, count_limit=5, locks_max=100)

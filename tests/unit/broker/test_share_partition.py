@@ -6,21 +6,21 @@ from __future__ import annotations
 
 import pytest
 
+from tierlog.broker.group_coordinator.share_group import ShareLimits
 from tierlog.broker.share_coordinator.share_partition import (
     AckBatch,
     Acquired,
-    ShareLimits,
     SharePartition,
     Span,
     Wanted,
 )
-from tierlog.broker.share_coordinator.share_state import (
+from tierlog.record_format.errors import GroupRefused
+from tierlog.record_format.share_state import (
     DeliveryState,
     ShareState,
     StateBatch,
     merge_batches,
 )
-from tierlog.record_format.errors import GroupRefused
 
 LIMITS = ShareLimits(lock_ms=1_000, count_limit=5, locks_max=100)
 AVAILABLE, ACKNOWLEDGED, ARCHIVED = 0, 2, 4
