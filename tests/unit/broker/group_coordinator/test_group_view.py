@@ -19,7 +19,7 @@ from tierlog.record_format.kafka_messages import codec
 from tierlog.record_format.kafka_messages.messages import GroupMetadataValue
 
 ABORTED, COMMITTED = 0, 1
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "kafka-groups"
+FIXTURES = Path(__file__).parents[3] / "fixtures" / "kafka-groups"
 
 
 class Log:

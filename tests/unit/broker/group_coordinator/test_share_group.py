@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.broker.test_consumer_group import Topics, id_of
+from tests.unit.broker.group_coordinator.test_consumer_group import Topics, id_of
 from tierlog.broker.group_coordinator.assignors import Reader, simple_assignor
 from tierlog.broker.group_coordinator.consumer_group import ConsumerLimits
 from tierlog.broker.group_coordinator.coordinator import GroupCoordinator

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.broker.test_consumer_group import Patterns, Topics, id_of, places
+from tests.unit.broker.group_coordinator.test_consumer_group import Patterns, Topics, id_of, places
 from tierlog.broker.group_coordinator.consumer_group import LEFT, ConsumerLimits
 from tierlog.broker.group_coordinator.consumer_group_records import read_key
 from tierlog.broker.group_coordinator.consumer_protocol import encode_subscription

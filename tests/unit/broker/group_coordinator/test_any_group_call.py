@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.broker.test_consumer_group import Patterns, Topics, places
+from tests.unit.broker.group_coordinator.test_consumer_group import Patterns, Topics, places
 from tierlog.broker.group_coordinator.consumer_group import ConsumerLimits
 from tierlog.broker.group_coordinator.consumer_protocol import encode_subscription
 from tierlog.broker.group_coordinator.coordinator import GroupCoordinator
