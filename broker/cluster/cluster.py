@@ -31,7 +31,7 @@ from tierlog.broker.cluster.reassignments import Reassignments
 from tierlog.broker.cluster.shown_sets import ShownSets
 from tierlog.broker.data_folder.data_folder import DataFolder, TopicIdPartition
 from tierlog.broker.data_folder.topic_registry import TopicRecord
-from tierlog.broker.membership.leaders import Leader, Leaders, LedPartition, Report
+from tierlog.broker.membership.leaders import Leader, Leaders, Report
 from tierlog.broker.membership.members import Member, Members
 from tierlog.broker.membership.own_node import Timing
 from tierlog.broker.membership.peers import LeaderReport, Peers, Reassigned
@@ -154,7 +154,7 @@ class Cluster:
         )
         self._being_settled: set[TopicIdPartition] = set()
         self._settled = threading.Condition()
-        self._sets: dict[TopicIdPartition, tuple[int, LedPartition]] = {}  # by version, as reported
+        self._sets: dict[TopicIdPartition, tuple[int, Leader]] = {}  # by version, as reported
         self._looked_s = self._asked_s = self._sets_again_s = 0.0
         self._has_greeted = False
         self._session_timeout_s = settings.session_timeout_ms / 1000
@@ -224,20 +224,22 @@ class Cluster:
             if (led := self._led(one)) is not None
         }
 
-    def _led(self, one: Partition) -> LedPartition | None:
+    def _led(self, one: Partition) -> Leader | None:
         """While its offsets and its set stay, who lags is as it was up to SETS_PACE_S ago."""
         if one.is_defunct:
             return None
         now, place = one.offsets(), (one.topic_id, one.number)
         offsets = now.leader_epoch, now.log_end_offset, one.cold_end_offset
+        me = self.members.me.node_id
         version = 0 if one.term is None else one.term.lead.in_force.version
         known_version, known = self._sets.get(place, (0, None))
         if known is not None and known_version == version and known[:3] == offsets:
             return known
         if (shown := self.replicas.shown(place)) is None:
-            return LedPartition(*offsets)
-        led = LedPartition(
+            return Leader(*offsets, me)
+        led = Leader(
             *offsets,
+            me,
             replicas=tuple(shown.replicas),
             in_sync=tuple(shown.in_sync),
             lags=tuple(shown.lags),

@@ -18,33 +18,11 @@ from typing import NamedTuple
 from tierlog.broker.data_folder.data_folder import TopicIdPartition
 
 
-class LedPartition(NamedTuple):
-    """A partition, as its leader says. Below `cold_end_offset` all is in the bucket. `replicas` and
-    those in sync are node ids, and only of a topic with several of them, as are those that are
-    being added and removed; `lags`, `has_store`: as in `ShownSet`.
-    """
-
-    leader_epoch: int
-    log_end_offset: int
-    cold_end_offset: int
-    replicas: tuple[int, ...] = ()
-    in_sync: tuple[int, ...] = ()
-    lags: tuple[int, ...] = ()
-    adding: tuple[int, ...] = ()
-    removing: tuple[int, ...] = ()
-    has_store: bool = False
-
-    @property
-    def changes(self) -> bool:
-        return bool(self.adding or self.removing)
-
-
-Report = Mapping[TopicIdPartition, LedPartition]
-"""Everything that a broker leads."""
-
-
 class Leader(NamedTuple):
-    """As `LedPartition`, when it last said so, and who that is."""
+    """Who leads a partition, and what it said last of it. Below `cold_end_offset` all is in the
+    bucket. `replicas` and those in sync are node ids, and only of a topic with several of them, as
+    are those that are being added and removed; `lags`, `has_store`: as in `ShownSet`.
+    """
 
     leader_epoch: int
     log_end_offset: int
@@ -57,6 +35,14 @@ class Leader(NamedTuple):
     removing: tuple[int, ...] = ()
     has_store: bool = False
 
+    @property
+    def changes(self) -> bool:
+        return bool(self.adding or self.removing)
+
+
+Report = Mapping[TopicIdPartition, Leader]
+"""Everything that a broker leads."""
+
 
 class Leaders:
     """Thread-safe: reports are replaced as a whole, and lookups take no lock."""
@@ -66,7 +52,7 @@ class Leaders:
         self._reports: dict[int, Report] = {}
         self._gone: dict[int, Report] = {}  # what brokers said last that are gone
         # What is being changed of what nobody leads.
-        self._left: dict[TopicIdPartition, LedPartition] = {}
+        self._left: dict[TopicIdPartition, Leader] = {}
 
     def put_report(self, node_id: int, report: Report) -> None:
         with self._lock:
@@ -75,7 +61,7 @@ class Leaders:
             self._gone = {one: report for one, report in self._gone.items() if one != node_id}
             self._forget_what_is_led()
 
-    def put_led(self, node_id: int, place: TopicIdPartition, led: LedPartition | None) -> None:
+    def put_led(self, node_id: int, place: TopicIdPartition, led: Leader | None) -> None:
         """Only this has changed of what the broker leads; None: it does not lead it any more."""
         with self._lock:
             report = dict(self._reports.get(node_id, {}))
@@ -137,16 +123,16 @@ class Leaders:
     def led_by(self, node_id: int) -> list[TopicIdPartition]:
         return list(self._reports.get(node_id, {}))
 
-    def sets(self) -> dict[TopicIdPartition, LedPartition]:
+    def sets(self) -> dict[TopicIdPartition, Leader]:
         """What is led and has a set of replicas."""
-        found: dict[TopicIdPartition, LedPartition] = {}
+        found: dict[TopicIdPartition, Leader] = {}
         for report in self._reports.values():
             for place, led in report.items():
                 if led.replicas and (place not in found or led > found[place]):
                     found[place] = led
         return found
 
-    def changing(self) -> dict[TopicIdPartition, LedPartition]:
+    def changing(self) -> dict[TopicIdPartition, Leader]:
         """Whose replicas are being changed, also of what nobody leads at the moment."""
         with self._lock:
             sets = self.sets()
@@ -167,9 +153,5 @@ class Leaders:
 
 
 def _newest(reports: Mapping[int, Report], place: TopicIdPartition) -> Leader | None:
-    found = (
-        Leader(*led[:3], node_id, *led[3:8], led.has_store)
-        for node_id, report in reports.items()
-        if (led := report.get(place)) is not None
-    )
+    found = (report[place] for report in reports.values() if place in report)
     return max(found, default=None)

@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from tierlog.broker.data_folder.data_folder import TopicIdPartition
-from tierlog.broker.membership.leaders import LedPartition, Report
+from tierlog.broker.membership.leaders import Leader, Report
 from tierlog.broker.replication.messages import FetchedRows, ReplicaFetch
 from tierlog.record_format.schema_state import SourceOfId
 from tierlog.record_format.share_state import StateAnswer, StateCall
@@ -42,14 +42,14 @@ class LeaderReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return cls(
             node_id=node_id,
             leaders=[(*place, *one[:3]) for place, one in led.items()],
-            sets=[(*place, *one[3:]) for place, one in led.items() if one.replicas],
+            sets=[(*place, *one[4:]) for place, one in led.items() if one.replicas],
         )
 
     @property
     def led(self) -> Report:
         sets = {(one[0], one[1]): one[2:] for one in self.sets}
         return {
-            place: LedPartition(*one[2:], *sets.get(place, ()))
+            place: Leader(*one[2:], self.node_id, *sets.get(place, ()))
             for one in self.leaders
             for place in [(one[0], one[1])]
         }

@@ -13,7 +13,7 @@ from tests.fakes.manifests import run_of
 from tierlog.broker.cluster import cold_partitions
 from tierlog.broker.cluster.cold_partitions import MANIFEST_MAX_AGE_S, ColdPartitions
 from tierlog.broker.data_folder.topic_registry import TopicRecord
-from tierlog.broker.membership.leaders import Leaders, LedPartition
+from tierlog.broker.membership.leaders import Leader, Leaders
 from tierlog.host.waiting import Wait, WouldBlock
 
 RECORD = TopicRecord(name="t", topic_id="id", partitions=9, config={}, created_ms=0)
@@ -35,7 +35,7 @@ class Case:
 
     def hear(self, node_id: int, *, cold_end: int, log_end: int = 900) -> None:
         self.leaders.put_report(
-            node_id, {("id", n): LedPartition(1, log_end, cold_end) for n in range(9)}
+            node_id, {("id", n): Leader(1, log_end, cold_end, node_id) for n in range(9)}
         )
 
     def load_cold_reads(self, _: TopicRecord, number: int, *, at_least: int) -> Any:

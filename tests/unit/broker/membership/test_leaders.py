@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from tierlog.broker.membership.leaders import Leaders, LedPartition
+from tierlog.broker.membership.leaders import Leader, Leaders
 
 PLACE = ("flights", 0)
 
 
-def led(epoch: int, *, adding: tuple[int, ...] = ()) -> LedPartition:
-    return LedPartition(epoch, 10, 0, replicas=(0, 1, *adding), in_sync=(0, 1), adding=adding)
+def led(epoch: int, *, adding: tuple[int, ...] = ()) -> Leader:
+    return Leader(epoch, 10, 0, node_id=epoch - 1, replicas=(0, 1, *adding), in_sync=(0, 1), adding=adding)
 
 
 def is_changing(leaders: Leaders) -> bool:
