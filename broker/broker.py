@@ -133,36 +133,37 @@ class Broker:
                 peers=peers,
             )
             on_failure.callback(self.share_groups.close)
+            self.cluster: Cluster | None = None
+            if bucket is not None and members is not None and peers is not None:
+                from tierlog.broker.cluster.cluster import Cluster
+
+                members.disk_wait_s = self.commit_times.disk_wait_s
+                self.cluster = Cluster(
+                    members,
+                    self._topics,
+                    bucket,
+                    peers,
+                    offload=self._offload,
+                    on_moved=self._coordinate_again,
+                    on_followed=self._topic_changed,
+                    settings=settings,
+                    folder=folder,
+                    opener=self._opener,
+                    clock=clock,
+                )
             self.background = BackgroundTasks(
                 folder,
                 settings,
                 bucket,
                 topics=self._topics,
                 groups=self.groups,
+                group_configs=self.group_configs,
                 transactions=self.transactions,
                 share_groups=self.share_groups,
+                cluster=self.cluster,
                 reserve=self.reserve,
                 clock=clock,
             )
-            self.cluster: Cluster | None = None
-            if bucket is not None and members is not None and peers is not None:
-                from tierlog.broker.cluster.cluster import Cluster
-
-                self.cluster = Cluster(
-                    members,
-                    self._topics,
-                    bucket,
-                    peers,
-                    offload=self.background.offload_partition,
-                    on_moved=self._coordinate_again,
-                    settings=settings,
-                    folder=folder,
-                    opener=self._opener,
-                    clock=clock,
-                )
-                self.cluster.topics.on_followed = self._topic_changed
-                members.disk_wait_s = self.commit_times.disk_wait_s
-                self.background.add_cluster(self.cluster, self.group_configs)
             on_failure.pop_all()
         self._at_once = {what: threading.Lock() for what in ("verification", "repair")}
 
@@ -368,6 +369,9 @@ class Broker:
         self.groups.coordinator.distribute_again(record.name)
         self.background.copying.wake()
 
+    def _offload(self, partition: Partition, timeout_s: float) -> bool:
+        return self.background.offload_partition(partition, timeout_s)
+
     def _coordinate_again(self, partition: Partition) -> None:
         """A partition came to this broker of the cluster, or left it."""
         self.transactions.note_moved((partition.topic, partition.number))
@@ -571,7 +575,7 @@ class Broker:
             log.error("clean shutdown not recorded", error=str(error))
 
     def _open_topics(self) -> None:
-        self._topics.open_all(take_over=self.settings.take_over)
+        self._topics.open_all(take_over=self.settings.take_over, cluster=self.cluster)
         self._diverged_folders = self.folder.diverged()  # only a start creates them
         live_names = {record.name for record in self.registry.live()}
         self._topics.compaction_offsets.reconcile_at_start(self.partitions(), live_names)

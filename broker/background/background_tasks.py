@@ -64,8 +64,10 @@ class BackgroundTasks:
         *,
         topics: LiveTopics,
         groups: Groups,
+        group_configs: GroupConfigs,
         transactions: Transactions,
         share_groups: ShareGroups,
+        cluster: Cluster | None,
         reserve: DiskReserve,
         clock: Callable[[], int],
     ) -> None:
@@ -79,12 +81,11 @@ class BackgroundTasks:
             holes=self.holes,
             failures=self.failures,
         )
-        in_cluster = bucket is not None and settings.cluster_join
         self.fence_checker = FenceChecker(
             topics.partitions,
             self.failures,
             bucket.silence if bucket is not None else None,
-            forced_claims=ForcedClaims(bucket.store) if bucket and in_cluster else None,
+            forced_claims=None if bucket is None or cluster is None else ForcedClaims(bucket.store),
         )
         self.janitor = Janitor(
             topics, settings, clock=clock, holes=self.holes, failures=self.failures
@@ -104,7 +105,8 @@ class BackgroundTasks:
         self.compactor = Compactor(
             topics, settings, clock=clock, failures=self.failures, rehydrate=rehydrate
         )
-        self.deletions = Deletions(topics, bucket)
+        is_gone = cluster.is_gone if cluster is not None else lambda _: False
+        self.deletions = Deletions(topics, bucket, is_gone=is_gone)
         self._copy_again_s = 0.0
         self._tasks: list[PeriodicTask] = []
         check_s = settings.retention_check_interval_ms / 1000
@@ -126,6 +128,8 @@ class BackgroundTasks:
             self._add("merger", self.merger.run_round, check_s)
         self._add("fence-checker", self.fence_checker.run_round, settings.fence_check_ms / 2000)
         self._add("checkpoints", topics.checkpoints.save, settings.recovery_checkpoint_ms / 1000)
+        if cluster is not None:
+            self._add_cluster(cluster, group_configs)
 
     def _add(
         self,
@@ -145,8 +149,8 @@ class BackgroundTasks:
         self._tasks.append(task)
         return task
 
-    def add_cluster(self, cluster: Cluster, group_configs: GroupConfigs) -> None:
-        """What a broker of a cluster does besides. Call it before `start`."""
+    def _add_cluster(self, cluster: Cluster, group_configs: GroupConfigs) -> None:
+        """What a broker of a cluster does besides."""
         beat_s = self._settings.heartbeat_interval_ms / 1000
         self._at_once += [
             self._add("heartbeat", cluster.members.beat, beat_s),

@@ -21,10 +21,14 @@ log = structlog.get_logger(__name__)
 
 
 class Deletions:
-    """Thread-safe: one round at a time removes folders, which another would miss."""
+    """Thread-safe: one round at a time removes folders, which another would miss. `is_gone`: see
+    `Bucket.delete_topic`.
+    """
 
-    def __init__(self, topics: LiveTopics, bucket: Bucket | None) -> None:
-        self._topics, self._bucket = topics, bucket
+    def __init__(
+        self, topics: LiveTopics, bucket: Bucket | None, *, is_gone: Callable[[str], bool]
+    ) -> None:
+        self._topics, self._bucket, self._is_gone = topics, bucket, is_gone
         self._round = threading.Lock()
 
     def run_round(self) -> None:
@@ -54,7 +58,7 @@ class Deletions:
     def _delete_objects(self, bucket: Bucket, record: TopicRecord) -> None:
         bucket.store_status.require_store()  # not in another cluster's bucket
         try:
-            bucket.delete_topic(record)
+            bucket.delete_topic(record, is_gone=self._is_gone)
         except FencedError as error:
             log.error(
                 "objects not deleted: another folder owns them",

@@ -93,8 +93,7 @@ class Bucket:
         )
         self._foreign_topics: set[str] = set()  # ids of topics that another folder owns
         self._seen_published: dict[str, int] = {}  # versions by topic id, of a cluster
-        self.names: TopicNames | None = None  # in a cluster
-        self.is_gone: Callable[[str], bool] = lambda _: False  # a folder of the cluster
+        self.names = TopicNames(store) if settings.cluster_join else None
         self._publishing = threading.Lock()  # held while a live topic's object is written
 
     @classmethod
@@ -268,8 +267,9 @@ class Bucket:
                 return []
             return [record]
 
-    def delete_topic(self, record: TopicRecord) -> None:
-        """Delete all of the topic's objects. May be repeated.
+    def delete_topic(self, record: TopicRecord, *, is_gone: Callable[[str], bool]) -> None:
+        """Delete all of the topic's objects. May be repeated. `is_gone`: whether no living broker
+        of the cluster has a data folder, whose partitions are then anybody's to delete.
 
         Raises FencedError if another folder owns a partition now: the remaining objects stay.
         """
@@ -278,7 +278,7 @@ class Bucket:
         if self.store.list(topic_folder(record.name, record.topic_id), limit=1):
             partitions = self._owned_partitions(record)
             if record.version:  # of a cluster: the others delete theirs
-                own = [one.to_delete(self.is_gone) for one in partitions]
+                own = [one.to_delete(is_gone) for one in partitions]
                 partitions = [one for one in own if one is not None]
             deletion = TopicDeletion(self.store, self._topics, partitions)
             deletion.run(record.as_object())

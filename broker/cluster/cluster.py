@@ -74,6 +74,7 @@ class Cluster:
         *,
         offload: Callable[[Partition, float], bool],
         on_moved: Callable[[Partition], None],
+        on_followed: Callable[[TopicRecord, bool], None],
         settings: BrokerSettings,
         folder: DataFolder,
         opener: LogOpener,
@@ -119,6 +120,7 @@ class Cluster:
             self.replicas,
             led=self._may_lead,
             has=self.leaders.count_replicas,
+            on_followed=on_followed,
             clock=clock,
             default_factor=settings.default_replication_factor,
         )
@@ -145,10 +147,6 @@ class Cluster:
             may_have=self._may_lead,
             look=self.news.read_reports,
         )
-        topics.elsewhere, topics.creating = self, self.topics.ensure
-        topics.choose_factor = self.topics.choose_factor
-        topics.replicas = self.replicas
-        bucket.names, bucket.is_gone = self.topics.names, self._is_gone
         self._write_ahead_garbage = WriteAheadGarbage(
             bucket.store, uploaded_end=self._uploaded_end, follow_topics=self.topics.follow_all
         )
@@ -159,7 +157,7 @@ class Cluster:
         self._has_greeted = False
         self._session_timeout_s = settings.session_timeout_ms / 1000
 
-    def _is_gone(self, folder_id: str) -> bool:
+    def is_gone(self, folder_id: str) -> bool:
         """Whether no living broker has this data folder."""
         member = self.members.member_of(folder_id)
         return member is None or not member.is_alive
@@ -407,7 +405,7 @@ class Cluster:
         garbage, me = self._write_ahead_garbage, self.members.me
         deleted = garbage.collect(me.folder_id, ended=self.replicas.is_ended_chain)
         if min(self._may_lead(), default=None) == me.node_id:
-            for folder in filter(self._is_gone, garbage.folders()):
+            for folder in filter(self.is_gone, garbage.folders()):
                 deleted += garbage.collect(folder, ended=lambda _: False)
         if deleted:
             log.info("write-ahead objects deleted", objects=deleted)
@@ -472,7 +470,7 @@ class Cluster:
             if record.is_replicated and not self._bucket.folders_of(record, number):
                 return self.topics.place_replicas_again(record, number)
             folder_id = self.news.folders()[node_id]
-            return self._bucket.assign(record, number, folder_id, may_take_from=self._is_gone)
+            return self._bucket.assign(record, number, folder_id, may_take_from=self.is_gone)
         return False
 
     def _waits_for_another(self) -> bool:

@@ -57,7 +57,8 @@ log = structlog.get_logger(__name__)
 
 class ClusterTopics:
     """Thread-safe. `led`: what each broker leads that may be given partitions; `has`: how many
-    replicas each broker has.
+    replicas each broker has; `on_followed`: a topic is new here or has more partitions, or, with
+    True, it was deleted.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class ClusterTopics:
         *,
         led: Callable[[], Led],
         has: Callable[[], Mapping[int, int]],
+        on_followed: Callable[[TopicRecord, bool], None],
         clock: Callable[[], int],
         default_factor: int,
     ) -> None:
@@ -77,8 +79,7 @@ class ClusterTopics:
         self.names = TopicNames(bucket.store)
         self._led, self._has, self._clock = led, has, clock
         self._default_factor = default_factor
-        # A topic is new here, or has more partitions; or it was deleted.
-        self.on_followed: Callable[[TopicRecord, bool], None] = lambda *_: None
+        self._on_followed = on_followed
 
     def create(self, wanted: NewTopic) -> Topic:
         """Raises what `LiveTopics.create` does, and StoreUnavailable."""
@@ -242,11 +243,11 @@ class ClusterTopics:
             self._replicas.drop_topic(known.topic_id)
             self._topics.forget_topic(known.topic_id)
             self._replicas.drop_topic(known.topic_id)  # opened between the two
-            self.on_followed(known, True)
+            self._on_followed(known, True)
         if named.topic_id is not None:
             record = self._topics.follow_topic(_record_of(named, dirty=dirty)).record
             if known is None or known.partitions != record.partitions:
-                self.on_followed(record, False)
+                self._on_followed(record, False)
 
     # --- details ----------------------------------------------------------------------------------
 

@@ -92,9 +92,25 @@ class HasReplicas(Protocol):
     def keeps(self, place: TopicIdPartition) -> bool: ...
 
 
+class HasTopics(Protocol):
+    """The topics of all brokers (`cluster.cluster_topics`)."""
+
+    def ensure(self, wanted: NewTopic) -> object: ...
+    def choose_factor(self, given: int | None, replicas: Chosen) -> int: ...
+
+
+class InCluster(Elsewhere, Protocol):
+    """The cluster that the broker is one of."""
+
+    @property
+    def topics(self) -> HasTopics: ...
+    @property
+    def replicas(self) -> HasReplicas: ...
+
+
 class LiveTopics:
-    """Thread-safe. Empty until `open_all`. `registry`, `checkpoints` and `compaction_offsets`: what
-    the data folder's files say of the topics.
+    """Thread-safe. Empty until `open_all`, and alone if that is given no cluster. `registry`,
+    `checkpoints` and `compaction_offsets`: what the data folder's files say of the topics.
     """
 
     def __init__(self, folder: DataFolder, opener: LogOpener, *, clock: Callable[[], int]) -> None:
@@ -102,10 +118,7 @@ class LiveTopics:
         self.registry = TopicRegistry(folder.path, write=folder.write)
         self.checkpoints = Checkpoints(folder, self.partitions, self._not_open)
         self.compaction_offsets = CompactionOffsets(folder)
-        self.elsewhere: Elsewhere | None = None  # in a cluster
-        self.replicas: HasReplicas | None = None  # in a cluster
-        self.creating: Callable[[NewTopic], object] = self.create
-        self.choose_factor: Callable[[int | None, Chosen], int] = _choose_alone
+        self._cluster: InCluster | None = None
         self._unsettled: dict[TopicIdPartition, Unsettled] = {}
         self._topics: dict[str, Topic] = {}
         self._by_id: dict[str, Topic] = {}
@@ -114,8 +127,9 @@ class LiveTopics:
         self._lock = threading.RLock()
         self._closed = False
 
-    def open_all(self, *, take_over: bool) -> None:
+    def open_all(self, *, take_over: bool, cluster: InCluster | None = None) -> None:
         """At the start: adopt Kafka's folders, set deleted topics aside, open the others."""
+        self._cluster = cluster
         adopt(self._folder, self.registry, clock=self._clock)
         # Read afterwards: adoption may correct them.
         points, starts = (self._folder.read_checkpoint(it) for it in (RECOVERY_POINTS, LOG_STARTS))
@@ -126,7 +140,7 @@ class LiveTopics:
                 *(msgspec.structs.replace(record, dirty=True) for record in self.registry.live())
             )
         live = self.registry.live()
-        for record in live if self.elsewhere is not None else ():
+        for record in live if cluster is not None else ():
             for number in record.absent:
                 place = record.name, number
                 is_replica = self._keeps(record.topic_id, number)
@@ -150,13 +164,13 @@ class LiveTopics:
         opened = iter(self._opener.open_partitions(wanted))
         for record in live:
             mine = {number: next(opened) for number in record.partition_numbers()}
-            topic = Topic(record, mine, elsewhere=self.elsewhere)
+            topic = Topic(record, mine, elsewhere=cluster)
             self._topics[record.name] = self._by_id[record.topic_id] = topic
-        if self.replicas is not None:
-            self.replicas.open_all(points, starts)
+        if cluster is not None:
+            cluster.replicas.open_all(points, starts)
 
     def _keeps(self, topic_id: str, number: int) -> bool:
-        return self.replicas is not None and self.replicas.keeps((topic_id, number))
+        return self._cluster is not None and self._cluster.replicas.keeps((topic_id, number))
 
     def allocate_waiting_epochs(self) -> None:
         """What a start on a full disk could not do. Raises OSError."""
@@ -190,8 +204,9 @@ class LiveTopics:
     def ensure(self, wanted: NewTopic) -> Topic:
         """The internal topic, created if it does not exist."""
         if wanted.name not in self._topics:
+            create = self.create if self._cluster is None else self._cluster.topics.ensure
             with suppress(TopicExists):  # another first call was faster
-                self.creating(wanted)
+                create(wanted)
         return self.find(wanted.name)
 
     def partitions(self) -> Iterator[Partition]:
@@ -207,8 +222,8 @@ class LiveTopics:
         """What has rows in the checkpoints, and is not among the partitions."""
         yield from self.damaged()
         yield from self._unsettled.copy().values()
-        if self.replicas is not None:
-            yield from self.replicas.not_led()
+        if self._cluster is not None:
+            yield from self._cluster.replicas.not_led()
 
     def unsettled(self) -> list[TopicIdPartition]:
         """Partitions with files here of which only the bucket knows whose they are."""
@@ -252,7 +267,7 @@ class LiveTopics:
 
     def check_new(self, wanted: NewTopic) -> tuple[LogConfig, int]:
         """Raise what `create` would. The topic's configuration, and its replication factor."""
-        factor = self.choose_factor(wanted.replication_factor, wanted.replicas)
+        factor = self._choose_factor(wanted.replication_factor, wanted.replicas)
         check_topic_name(wanted.name)
         parsed = LogConfig.parse(wanted.config)
         check_min_in_sync(parsed, factor=factor, given=wanted.config)
@@ -263,9 +278,14 @@ class LiveTopics:
         self._check_letter_case(wanted.name)
         return parsed, factor
 
+    def _choose_factor(self, given: int | None, replicas: Chosen) -> int:
+        if self._cluster is not None:
+            return self._cluster.topics.choose_factor(given, replicas)
+        return choose_factor(given, replicas, default=1, living=(ALONE,))
+
     def _check_may_have_sets(self, config: LogConfig) -> None:
         """Raises InvalidConfig."""
-        if config.replication_store != "none" and self.replicas is None:
+        if config.replication_store != "none" and self._cluster is None:
             why = "the bucket is a replica in a cluster alone: start the broker with --join"
             raise InvalidConfig(
                 f"replication.store: {why}",
@@ -323,7 +343,7 @@ class LiveTopics:
     def check_added_replicas(self, name: str, replicas: Chosen) -> None:
         """Of new partitions. Raises InvalidReplicaAssignment."""
         if replicas:
-            self.choose_factor(self.find(name).record.replication_factor, replicas)
+            self._choose_factor(self.find(name).record.replication_factor, replicas)
 
     def check_altered(
         self, name: str, *, config: Mapping[str, ConfigValue | None], partitions: int | None
@@ -387,7 +407,7 @@ class LiveTopics:
             self.compaction_offsets.forget(record.name)
             record = msgspec.structs.replace(record, absent=tuple(range(record.partitions)))
             self.registry.put_topics(record)
-            topic = Topic(record, {}, elsewhere=self.elsewhere)
+            topic = Topic(record, {}, elsewhere=self._cluster)
             self._topics[record.name] = self._by_id[record.topic_id] = topic
             self.version += 1
             return topic
@@ -599,10 +619,6 @@ def _altered(
         partition.check_change(topic.config, changed)
     record = msgspec.structs.replace(before, config=dict(changed.overrides), dirty=True)
     return changed, record if partitions is None else with_partitions(record, partitions)
-
-
-def _choose_alone(given: int | None, replicas: Chosen) -> int:
-    return choose_factor(given, replicas, default=1, living=(ALONE,))
 
 
 def check_partition_count(partitions: int) -> None:

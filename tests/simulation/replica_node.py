@@ -280,8 +280,6 @@ class Node:
             threads=self.work,
             start_fetching=self._begin_fetching,
         )
-        self.topics.replicas = self.replicas
-        self.topics.elsewhere = _Elsewhere()
         hand_over: Any = HandOver(self.topics, None, offload=None, not_here=None)  # type: ignore[arg-type]
         self.first_sets = FirstSets(self.topics, self.replicas, hand_over)
         self.janitor = Janitor(
@@ -310,7 +308,7 @@ class Node:
         return self.path.name
 
     def open(self) -> None:
-        self.topics.open_all(take_over=False)
+        self.topics.open_all(take_over=False, cluster=_InCluster(self.replicas))
         self.topics.checkpoints.save()
 
     def know(self, record: TopicRecord) -> None:
@@ -439,7 +437,12 @@ class _Trims:
         partition.upkeep.follow_log_start()
 
 
-class _Elsewhere:
+class _InCluster:
+    topics: Any = None  # no test creates any
+
+    def __init__(self, replicas: Replicas) -> None:
+        self.replicas = replicas
+
     def error_for(self, record: TopicRecord, number: int) -> TierlogError:
         return LeaderUnknown(f"{record.name}-{number}", retry_after_s=1)
 

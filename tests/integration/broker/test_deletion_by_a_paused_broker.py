@@ -102,7 +102,7 @@ class Scenario:
         (record,) = TopicRegistry(self._old).live()
         try:
             with suppress(FencedError):
-                deleting.delete_topic(record)
+                deleting.delete_topic(record, is_gone=lambda _: False)
         finally:
             deleting.close()
             folder.close()

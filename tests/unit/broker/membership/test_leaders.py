@@ -12,7 +12,8 @@ PLACE = ("flights", 0)
 
 
 def led(epoch: int, *, adding: tuple[int, ...] = ()) -> Leader:
-    return Leader(epoch, 10, 0, node_id=epoch - 1, replicas=(0, 1, *adding), in_sync=(0, 1), adding=adding)
+    replicas = (0, 1, *adding)
+    return Leader(epoch, 10, 0, epoch - 1, replicas=replicas, in_sync=(0, 1), adding=adding)
 
 
 def is_changing(leaders: Leaders) -> bool:
