@@ -25,7 +25,6 @@ from bench.kafka_frames import MIB, Connection, check_produced, create_topics, p
 from bench.records import batch_of_size
 from bench.report import Report, Target
 from bench.rounds import cpu_seconds_of, interleave
-from bench.wire import percentile
 from tierlog.record_format.kafka_messages.messages import MetadataRequest
 
 ROUNDS: Final = 5
@@ -63,9 +62,7 @@ def measure(folder: Path, *, rounds: int) -> Report:
         small = interleave({"ours": _times(ours), "kafka": _times(theirs)}, rounds=rounds)
         large = interleave({"ours": _large(ours), "kafka": _large(theirs)}, rounds=rounds)
     soon = Target(value=3, at_most=True, of_ratio=False)
-    for name, share, target in ("p50", 0.5, soon), ("p99", 0.99, None):
-        taken = ([percentile(one, share) for one in small[who]] for who in ("ours", "kafka"))
-        report.add(f"a record of 1 KiB, {name}", "ms", *taken, target=target)
+    report.add_latency("a record of 1 KiB", small["ours"], small["kafka"], targets={0.5: soon})
     speeds = ([one.mb_per_s for one in large[who]] for who in ("ours", "kafka"))
     report.add("1 MiB batches", "MB/s", *speeds)
     spent = ([one.cpu_s_per_gb for one in large[who]] for who in ("ours", "kafka"))

@@ -35,10 +35,9 @@ from bench import cold_topic, s3
 from bench.children import Server
 from bench.cold_topic import BATCH_BYTES, COLD_BYTES, MIB, SEGMENT_BYTES, Pass, Reader
 from bench.records import batch_of_size
-from bench.report import Report, Target
+from bench.report import Report, Target, percentile
 from bench.rounds import cpu_seconds_of_tree, resident_mib_of
 from bench.s3 import Bucket, SlowProxy
-from bench.wire import percentile
 from tierlog.cold_tier.chunk_fills import WINDOW_MAX
 from tierlog.cold_tier.ranged_reader import ChunkRef, Hedging, RangedReader
 from tierlog.object_store.open import open_store

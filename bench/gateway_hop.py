@@ -20,9 +20,9 @@ from typing import Final, NamedTuple
 from bench import children
 from bench.children import Server, free_port
 from bench.records import batch_of_size
-from bench.report import Report
+from bench.report import Report, percentile
 from bench.rounds import cpu_seconds_of, interleave
-from bench.wire import Wire, percentile
+from bench.wire import Wire
 from tierlog.client.client import Client
 from tierlog.client.wire import RECORD_BATCHES
 

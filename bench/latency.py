@@ -28,9 +28,9 @@ from bench import children, load
 from bench.children import Server
 from bench.load import Requests
 from bench.records import batch_of_size
-from bench.report import Report, Target
+from bench.report import Report, Target, percentile
 from bench.rounds import interleave
-from bench.wire import Wire, percentile
+from bench.wire import Wire
 from tierlog.client.client import Client
 from tierlog.client.wire import RECORD_BATCHES
 
@@ -81,15 +81,11 @@ def _durable_produce(report: Report, broker: Server, folder: Path, rounds: int) 
             return [_bare_append_ms(file.fileno(), body) for _ in range(PRODUCES)]
 
     seen = interleave({"ours": ours, "disk": disk}, rounds=rounds)
-    for share in (0.5, 0.99):
-        mine = [percentile(one, share) for one in seen["ours"]]
-        bare = [percentile(one, share) for one in seen["disk"]]
-        name = f"durable 1 KiB produce, p{share * 100:.0f}"
-        report.add(f"{name} (peer: bare append + fdatasync)", "ms", mine, bare)
-        if share == 0.5:
-            beyond = [own - other for own, other in zip(mine, bare, strict=True)]
-            target = Target(value=1.2, at_most=True, of_ratio=False)
-            report.add(f"{name}, beyond the disk's", "ms", beyond, target=target)
+    name, both = "durable 1 KiB produce", (seen["ours"], seen["disk"])
+    report.add_latency(name, *both, peer_is="bare append + fdatasync")
+    beyond = [percentile(own, 0.5) - percentile(disk, 0.5) for own, disk in zip(*both, strict=True)]
+    target = Target(value=1.2, at_most=True, of_ratio=False)
+    report.add(f"{name}, p50, beyond the disk's", "ms", beyond, target=target)
 
 
 def _bare_append_ms(fd: int, body: bytes) -> float:
@@ -136,12 +132,7 @@ def _beside(
 def _add(
     report: Report, name: str, seen: Seen, *, most: Mapping[float, float], of_ratio: bool = False
 ) -> None:
-    for share in (0.5, 0.99):
-        bound = most.get(share)
-        report.add(
-            f"{name}, p{share * 100:.0f} (peer: ours alone)",
-            "ms",
-            [percentile(one, share) for one in seen["beside"]],
-            [percentile(one, share) for one in seen["alone"]],
-            target=None if bound is None else Target(value=bound, at_most=True, of_ratio=of_ratio),
-        )
+    targets = {
+        share: Target(value=bound, at_most=True, of_ratio=of_ratio) for share, bound in most.items()
+    }
+    report.add_latency(name, seen["beside"], seen["alone"], peer_is="ours alone", targets=targets)

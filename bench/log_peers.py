@@ -34,10 +34,10 @@ from bench import children
 from bench.children import MissingPeer, Server
 from bench.nats import nats
 from bench.records import START_MS, texts
-from bench.report import Report, Target
+from bench.report import Report, Target, percentile
 from bench.rounds import interleave, wall_seconds
 from bench.s2 import S2Log, s2
-from bench.wire import Append, Wire, percentile
+from bench.wire import Append, Wire
 from tierlog.client.client import Client
 from tierlog.client.wire import RECORD_BATCHES
 from tierlog.record_format.encode import encode_batch

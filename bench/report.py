@@ -13,10 +13,11 @@ import datetime
 import os
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -84,6 +85,32 @@ class Report:
         target: Target | None = None,
     ) -> None:
         self.rows.append(Row(what=what, unit=unit, ours=ours, peer=peer, target=target))
+
+    def add_latency(
+        self,
+        what: str,
+        ours: Sequence[list[float]],
+        peer: Sequence[list[float]],
+        *,
+        peer_is: str | None = None,
+        targets: Mapping[float, Target] = MappingProxyType({}),
+    ) -> None:
+        """The median and p99 of each round's milliseconds; `targets` by share."""
+        note = "" if peer_is is None else f" (peer: {peer_is})"
+        for share in (0.5, 0.99):
+            self.add(
+                f"{what}, p{share * 100:.0f}{note}",
+                "ms",
+                [percentile(one, share) for one in ours],
+                [percentile(one, share) for one in peer],
+                target=targets.get(share),
+            )
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value below which `share` of them are."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def show(report: Report, console: Console) -> None:

@@ -24,7 +24,7 @@ from bench.load import Load, Requests
 from bench.records import batch_of_size
 from bench.report import Report, Target
 from bench.rounds import interleave
-from bench.wire import Wire, percentile
+from bench.wire import Wire
 from tierlog.client.client import Client
 from tierlog.client.wire import RECORD_BATCHES
 from tierlog.record_format.batch import parse_header
@@ -63,14 +63,8 @@ def measure(folder: Path, *, rounds: int) -> Report:
                 return load.timed(broker, fetch, for_s=1)
 
             seen = interleave({"beside": beside, "alone": alone}, rounds=rounds)
-    for share, most in ((0.5, None), (0.99, 25.0)):
-        report.add(
-            f"tail fetch, p{share * 100:.0f}",
-            "ms",
-            [percentile(one, share) for one in seen["beside"]],
-            [percentile(one, share) for one in seen["alone"]],
-            target=Target(value=most, at_most=True, of_ratio=False) if most else None,
-        )
+    targets = {0.99: Target(value=25.0, at_most=True, of_ratio=False)}
+    report.add_latency("tail fetch", seen["beside"], seen["alone"], targets=targets)
     read = [scan.bytes_per_s / 1e6 for scan in scans[-rounds:]]
     report.add("old data read meanwhile", "MB/s", read)
     return report

@@ -27,9 +27,9 @@ import httpx2
 
 from bench import children, s3
 from bench.children import Server, free_port
-from bench.report import Report, Target
+from bench.report import Report, Target, percentile
 from bench.rounds import interleave
-from bench.wire import Wire, percentile
+from bench.wire import Wire
 from tierlog.client.client import Client
 
 ROUNDS: Final = 3
@@ -75,15 +75,14 @@ def _latency(report: Report, broker: Server, bucket: s3.Bucket, rounds: int) -> 
     produce = partial(_produces_ms, broker, "one-kept")
     of: dict[str, Callable[[], list[float]]] = {"ours": produce, "put": put}
     seen = interleave(of, rounds=rounds)
-    for share in (0.5, 0.99):
-        mine = [percentile(one, share) for one in seen["ours"]]
-        bare = [percentile(one, share) for one in seen["put"]]
-        name = f"produce of 1 KiB, p{share * 100:.0f}"
-        report.add(f"{name} (peer: a bare PUT)", "ms", mine, bare)
-        if share == 0.5:
-            beyond = [own - FLUSH_MS / 2 - other for own, other in zip(mine, bare, strict=True)]
-            target = Target(value=20, at_most=True, of_ratio=False)
-            report.add(f"{name}, beyond the PUT and half the interval", "ms", beyond, target=target)
+    name, ours, puts = "produce of 1 KiB", seen["ours"], seen["put"]
+    report.add_latency(name, ours, puts, peer_is="a bare PUT")
+    beyond = [
+        percentile(own, 0.5) - FLUSH_MS / 2 - percentile(other, 0.5)
+        for own, other in zip(ours, puts, strict=True)
+    ]
+    target = Target(value=20, at_most=True, of_ratio=False)
+    report.add(f"{name}, p50, beyond the PUT and half the interval", "ms", beyond, target=target)
 
 
 def _put_ms(store: Any) -> float:
@@ -120,11 +119,12 @@ def _beside(report: Report, broker: Server, rounds: int) -> None:
         topic: partial(beside, topic) for topic in ("kept", "plain")
     }
     seen = interleave(of, rounds=rounds)
-    for share in (0.5, 0.99):
-        mine = [percentile(one, share) for one in seen["kept"]]
-        bare = [percentile(one, share) for one in seen["plain"]]
-        name = f"a topic without it beside {PARTITIONS:,} busy partitions, p{share * 100:.0f}"
-        report.add(f"{name} (peer: those are without it as well)", "ms", mine, bare)
+    report.add_latency(
+        f"a topic without it beside {PARTITIONS:,} busy partitions",
+        seen["kept"],
+        seen["plain"],
+        peer_is="those are without it as well",
+    )
     target = Target(value=1000 / FLUSH_MS + 1, at_most=True, of_ratio=False)
     report.add(f"PUTs for {PARTITIONS:,} busy partitions", "1/s", puts_per_s[1:], target=target)
 

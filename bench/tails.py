@@ -22,9 +22,9 @@ from typing import Final
 
 from bench import children
 from bench.children import Server
-from bench.report import Report, Target
+from bench.report import Report, Target, percentile
 from bench.rounds import cpu_seconds_of
-from bench.wire import Wire, percentile
+from bench.wire import Wire
 from tierlog.client.client import Client
 
 ROUNDS: Final = 3

@@ -119,9 +119,3 @@ def _content_length(head: bytes) -> int:
         if line.startswith(b"content-length:"):
             return int(line.partition(b":")[2])
     return 0
-
-
-def percentile(values: list[float], share: float) -> float:
-    """The value below which `share` of them are."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
