@@ -1,11 +1,10 @@
 """The state machine of a share partition (KIP-932): which of its records are with whom, as Kafka's
 SharePartition has it.
 
-* Everything that changes its state is in this file. It does no I/O and reads no clock: a call is
+* What becomes of a record is decided in this file. It does no I/O and reads no clock: a call is
   (state, event, `now_ms`), and returns what is to be written.
-* Records in one state are one run, however many they are; one is cut where a part of it changes,
-  and runs of one batch that are alike again are one again. There are at most as many as records may
-  be locked.
+* Records in one state are one run (`share_runs`), however many they are; runs of one batch that are
+  alike again are one again. There are at most as many as records may be locked.
 * `start_offset`: what lies below is done with. `end_offset`: what lies at or above has been given
   to nobody yet.
 * What a member says of its records counts once it is durable (`settle`): until then they are in no
@@ -32,7 +31,6 @@ count's limit on, half of the batch, a quarter, ...; the last time, it alone.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
@@ -40,6 +38,7 @@ from itertools import groupby, pairwise
 from typing import Final, NamedTuple
 
 from tierlog.broker.group_coordinator.share_group import ShareLimits
+from tierlog.broker.share_coordinator.share_runs import NEVER, NOBODY, Lock, Run, Runs
 from tierlog.record_format.errors import GroupRefused
 from tierlog.record_format.share_state import (
     UNKNOWN_START,
@@ -47,9 +46,6 @@ from tierlog.record_format.share_state import (
     ShareState,
     StateBatch,
 )
-
-NEVER: Final = float("inf")
-NOBODY: Final = ""
 
 
 class Ack(IntEnum):
@@ -123,73 +119,6 @@ class AckBatch(NamedTuple):
         return self.types[offset - self.first]
 
 
-class _Lock(NamedTuple):
-    member: str
-    until_ms: float
-
-
-class Run:
-    """`batch`: the first and last offset of what was given together at first. `until_ms`: while it
-    is acquired. `before`: whose it is again if what was said of it cannot be written.
-    """
-
-    __slots__ = ("batch", "before", "count", "first", "last", "member", "state", "until_ms")
-
-    def __init__(
-        self, first: int, last: int, state: DeliveryState, count: int, batch: tuple[int, int]
-    ) -> None:
-        self.first, self.last, self.state, self.count = first, last, state, count
-        self.batch = batch
-        self.member, self.until_ms = NOBODY, NEVER
-        self.before: str | None = None
-
-    def __len__(self) -> int:
-        return self.last - self.first + 1
-
-    @property
-    def is_available(self) -> bool:
-        return self.state is DeliveryState.AVAILABLE and self.before is None
-
-    @property
-    def is_done(self) -> bool:
-        return self.state.is_final and self.before is None
-
-    @property
-    def size(self) -> int:
-        return self.batch[1] - self.batch[0] + 1
-
-    def tail_from(self, offset: int) -> Run:
-        """Give away what is at or above `offset`."""
-        tail = Run(offset, self.last, self.state, self.count, self.batch)
-        tail.member, tail.until_ms, tail.before = self.member, self.until_ms, self.before
-        self.last = offset - 1
-        return tail
-
-    def lock(self, lock: _Lock) -> None:
-        self.state, self.count = DeliveryState.ACQUIRED, self.count + 1
-        self.member, self.until_ms = lock
-
-    def free(self, limit: int) -> None:
-        """Nobody has it any more."""
-        is_over = self.count >= limit
-        self.state = DeliveryState.ARCHIVED if is_over else DeliveryState.AVAILABLE
-        self.member, self.until_ms = NOBODY, NEVER
-
-    def archive(self) -> None:
-        self.state, self.member, self.until_ms = DeliveryState.ARCHIVED, NOBODY, NEVER
-
-    def is_like(self, other: Run) -> bool:
-        both = (self, other)
-        mine, others = (
-            (one.state, one.count, one.member, one.until_ms, one.before, one.batch) for one in both
-        )
-        return mine == others
-
-    @property
-    def written(self) -> StateBatch:
-        return StateBatch(self.first, self.last, self.state, self.count)
-
-
 class Change(NamedTuple):
     """`runs` wait for `settle`, once `batches` are written or could not be."""
 
@@ -204,7 +133,7 @@ class SharePartition:
         """`state`: of a start that is known."""
         assert state.start_offset != UNKNOWN_START, "it is looked up first"
         self.start_offset = self.end_offset = state.start_offset
-        self._runs: list[Run] = []
+        self._runs = Runs()
         for batch in state.batches:
             self._fill_until(batch.first, DeliveryState.AVAILABLE)  # it may have been acquired
             kind, extent = DeliveryState(batch.state), (batch.first, batch.last)
@@ -270,7 +199,7 @@ class SharePartition:
             last = min(last, self.end_offset - 1)
             most = min(wanted.max_records, last - fetch_offset + 1)
         wanted = wanted._replace(max_records=most)
-        lock = _Lock(wanted.member, now_ms + limits.lock_ms)
+        lock = Lock(wanted.member, now_ms + limits.lock_ms)
         taken, is_over = self._take_available(wanted, (spans[0].first, last), lock, limits)
         left = most - sum(map(len, taken))
         if left > 0 and not is_over and last >= self.end_offset:
@@ -286,21 +215,21 @@ class SharePartition:
 
     def _archive_missing(self, fetch_offset: int, first: int) -> None:
         """Compaction or a restore left nothing in [fetch_offset, first)."""
-        for run in self._between(fetch_offset, first - 1):
+        for run in self._runs.between(fetch_offset, first - 1):
             if run.is_available:
-                self._cut(run, fetch_offset, first - 1).archive()
+                self._runs.cut(run, fetch_offset, first - 1).archive()
         self._advance()
 
     def _take_available(
         self,
         wanted: Wanted,
         extent: tuple[int, int],
-        lock: _Lock,
+        lock: Lock,
         limits: ShareLimits,
     ) -> tuple[list[Run], bool]:
         """What was given before; and whether nothing more is to be given with it."""
         taken: list[Run] = []
-        free = (run for run in self._between(*extent) if run.is_available)
+        free = (run for run in self._runs.between(*extent) if run.is_available)
         for _, batch in groupby(list(free), key=lambda run: run.batch):
             left = wanted.max_records - sum(map(len, taken))
             if left <= 0:
@@ -311,15 +240,15 @@ class SharePartition:
                 return taken, True
             most = left if wanted.is_strict else NEVER
             for first, last in _throttled(runs, extent, most, limits):
-                (run,) = self._between(first, last)
-                mine = self._cut(run, first, last)
+                (run,) = self._runs.between(first, last)
+                mine = self._runs.cut(run, first, last)
                 mine.lock(lock)
                 taken.append(mine)
             if is_throttled and taken:
                 return taken, True
         return taken, False
 
-    def _take_new(self, wanted: Wanted, spans: Sequence[Span], last: int, lock: _Lock) -> list[Run]:
+    def _take_new(self, wanted: Wanted, spans: Sequence[Span], last: int, lock: Lock) -> list[Run]:
         begin = next(span.first for span in spans if span.last >= self.end_offset)
         if not self._runs and begin > self.end_offset:
             self.start_offset = self.end_offset = begin
@@ -351,11 +280,11 @@ class SharePartition:
             return [run]
         parts = []
         if run.last > aborted.last:
-            self._insert(tail := run.tail_from(aborted.last + 1))
+            self._runs.put(tail := run.tail_from(aborted.last + 1))
             parts.append(tail)
         if run.first < aborted.first:
             parts.insert(0, run)
-            self._insert(run := run.tail_from(aborted.first))
+            self._runs.put(run := run.tail_from(aborted.first))
         run.archive()
         return parts
 
@@ -387,7 +316,7 @@ class SharePartition:
     ) -> None:
         self._check_known(ack)
         for first, last, kind in ack.parts(self.start_offset):
-            for run in self._between(first, last):
+            for run in self._runs.between(first, last):
                 if run.state is not DeliveryState.ACQUIRED or run.before is not None:
                     raise _invalid_state(f"records {run.first} to {run.last} are not acquired")
                 if run.member != member:
@@ -395,9 +324,9 @@ class SharePartition:
                 if kind is Ack.RENEW:
                     if not limits.may_renew:
                         raise _invalid_state("share.renew.acknowledge.enable is false")
-                    self._cut(run, first, last).until_ms = now_ms + limits.lock_ms
+                    self._runs.cut(run, first, last).until_ms = now_ms + limits.lock_ms
                     continue
-                part = self._cut(run, first, last)
+                part = self._runs.cut(run, first, last)
                 _leave(part, _BECOMES[kind], limits)
                 changed.append(part)
 
@@ -431,7 +360,7 @@ class SharePartition:
                 run.free(limits.count_limit)
             else:
                 run.state, run.member = DeliveryState.ACQUIRED, member
-        self._join()
+        self._runs.join()
         self._advance()
 
     # --- time, and the log ------------------------------------------------------------------------
@@ -447,7 +376,7 @@ class SharePartition:
             run.free(limits.count_limit)
         batches = [run.written for run in late]
         if late:
-            self._join()
+            self._runs.join()
             self._advance()
         return batches
 
@@ -455,57 +384,16 @@ class SharePartition:
         """Records below were deleted from the log."""
         if log_start_offset <= self.start_offset:
             return
-        self._runs = [run for run in self._runs if run.last >= log_start_offset]
+        self._runs = Runs(run for run in self._runs if run.last >= log_start_offset)
         for run in self._runs[:1]:
             run.first = max(run.first, log_start_offset)
         self.start_offset = log_start_offset
         self.end_offset = max(self.end_offset, log_start_offset)
         self._advance()
 
-    # --- runs -------------------------------------------------------------------------------------
-
-    def _between(self, first: int, last: int) -> list[Run]:
-        """The runs with offsets in [first, last]. They may be cut meanwhile."""
-        begin = max(bisect_right(self._runs, first, key=_first) - 1, 0)
-        found = []
-        for run in self._runs[begin:]:
-            if run.first > last:
-                break
-            if run.last >= first:
-                found.append(run)
-        return found
-
-    def _cut(self, run: Run, first: int, last: int) -> Run:
-        """The part of a run that lies in [first, last]."""
-        if run.last > last:
-            self._insert(run.tail_from(last + 1))
-        if run.first < first:
-            run = run.tail_from(first)
-            self._insert(run)
-        return run
-
-    def _insert(self, run: Run) -> None:
-        self._runs.insert(bisect_right(self._runs, run.first, key=_first), run)
-
-    def _join(self) -> None:
-        joined: list[Run] = []
-        for run in self._runs:
-            if joined and run.before is None and joined[-1].is_like(run):
-                joined[-1].last = run.last
-            else:
-                joined.append(run)
-        self._runs = joined
-
     def _advance(self) -> None:
-        """Forget what is done with from the start on."""
-        count = next((i for i, run in enumerate(self._runs) if not run.is_done), len(self._runs))
-        if count:
-            del self._runs[:count]
+        if self._runs.drop_done():
             self.start_offset = self._runs[0].first if self._runs else self.end_offset
-
-
-def _first(run: Run) -> int:
-    return run.first
 
 
 def _leave(run: Run, state: DeliveryState, limits: ShareLimits) -> None:
