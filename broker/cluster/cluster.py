@@ -32,7 +32,7 @@ from tierlog.broker.cluster.shown_sets import ShownSets
 from tierlog.broker.data_folder.data_folder import DataFolder, TopicIdPartition
 from tierlog.broker.data_folder.topic_registry import TopicRecord
 from tierlog.broker.membership.leaders import Leader, Leaders, Report
-from tierlog.broker.membership.members import Member, Members
+from tierlog.broker.membership.members import Members
 from tierlog.broker.membership.own_node import Timing
 from tierlog.broker.membership.peers import LeaderReport, Peers, Reassigned
 from tierlog.broker.opening.log_opener import LogOpener
@@ -108,8 +108,8 @@ class Cluster:
             ),
             on_moved=self._note_moved,
             gone=self.error_for,
-            name=self._name_to_lead,
-            tell=self._tell_of_leaders,
+            name=self.news.name_to_lead,
+            tell=self.news.tell_of_leading,
             timing=Timing(clock),
             threads=Threads(THREADS_MAX, name="replicas"),
         )
@@ -295,19 +295,6 @@ class Cluster:
         place = (partition.topic_id, partition.number)
         self.leaders.put_led(self.members.me.node_id, place, self._led(partition))
 
-    def _name_to_lead(self, node_id: int, places: Sequence[TopicIdPartition]) -> None:
-        if (member := self._other(node_id)) is not None:
-            self.news.tell(member, assigned=places)
-
-    def _tell_of_leaders(self, node_id: int, led: Sequence[TopicIdPartition]) -> None:
-        if (member := self._other(node_id)) is not None:
-            self.news.tell(member, led=led)
-
-    def _other(self, node_id: int) -> Member | None:
-        member = self.members.member(node_id)
-        is_there = member is not None and member.is_alive
-        return member if is_there and node_id != self.members.me.node_id else None
-
     def _settle(self, place: TopicIdPartition, *, is_named: bool) -> None:
         try:
             if self.replicas.has(place):
@@ -482,7 +469,7 @@ class Cluster:
 
     def _has_living_replica(self, place: TopicIdPartition) -> bool:
         gone = self.leaders.find_gone_leader(place)
-        return gone is not None and any(map(self._other, gone.replicas))
+        return gone is not None and any(map(self.news.find_other, gone.replicas))
 
     def _led_by_nobody(self, topics: Iterable[Topic]) -> list[TopicIdPartition]:
         return [

@@ -112,7 +112,7 @@ class HandOver:
             with partition.lasting:
                 self._assign(partition, target)
                 self._topics.retire_partition(partition, self._answer(partition))
-            self._news.tell(target, assigned=[(partition.topic_id, partition.number)])
+            self._news.name_to_lead(target.node_id, [(partition.topic_id, partition.number)])
             paused_ms = round((time.monotonic() - began_s) * 1000)
             self._topics.remove_leftovers(partition)
         return Moved(target.node_id, partition.log_end_offset, paused_ms)

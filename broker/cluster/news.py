@@ -79,6 +79,10 @@ class News:
         me = self._members.me.node_id
         return [one for one in self._members.members() if one.is_alive and one.node_id != me]
 
+    def find_other(self, node_id: int) -> Member | None:
+        """The broker, if it can be spoken with."""
+        return next((one for one in self.others() if one.node_id == node_id), None)
+
     def tell_all(
         self, topics: Sequence[str], *, placed: Mapping[TopicIdPartition, int] | None = None
     ) -> set[int]:
@@ -104,18 +108,17 @@ class News:
         self.note_own()
         return silent
 
-    def tell(
-        self,
-        other: Member,
-        *,
-        assigned: Sequence[TopicIdPartition] = (),
-        led: Sequence[TopicIdPartition] = (),
-    ) -> None:
-        """These partitions were assigned to that broker; this one leads those. Returns once it has
-        looked.
-        """
-        self._tell(other, (), assigned, led)
+    def name_to_lead(self, node_id: int, places: Sequence[TopicIdPartition]) -> None:
+        """That broker is to lead these partitions: returns once it has looked."""
+        if (other := self.find_other(node_id)) is not None:
+            self._tell(other, (), places)
         self.note_own()
+
+    def tell_of_leading(self, node_id: int, led: Sequence[TopicIdPartition]) -> None:
+        """To that broker: this one leads these partitions. Returns once it has looked."""
+        if (other := self.find_other(node_id)) is not None:
+            self._tell(other, (), (), led)
+            self.note_own()
 
     def _tell(
         self,

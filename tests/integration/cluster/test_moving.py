@@ -503,7 +503,7 @@ def test_what_was_assigned_to_a_broker_that_died_goes_to_another(
     cluster: BrokerCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, dying = two_with(cluster, b"0")
-    monkeypatch.setattr(News, "tell", lambda *_, **__: None)
+    monkeypatch.setattr(News, "name_to_lead", lambda *_, **__: None)
     cluster_of(old).move("flights", 0, node_id=node_id_of(dying))
     monkeypatch.undo()
     cluster.stop(dying)
