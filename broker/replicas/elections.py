@@ -21,6 +21,7 @@ import structlog
 
 from tierlog.broker.membership.members import Members
 from tierlog.broker.replicas.counts import SetCounts
+from tierlog.broker.replicas.leading import Leading
 from tierlog.broker.replicas.replica import (
     Leaderless,
     Replica,
@@ -65,9 +66,9 @@ YIELDS_MS: Final = 3_000  # others have looked, and had their turn, beside a ses
 class Elections:
     """Each call is about one replica, and made by one thread at a time for it.
 
-    `lead` serves a partition whose claim is in force, `step_down` ends that; `follow`: a broker is
-    fetched from; `remove`: this broker is not to have the replica; `hand_over`: one of these
-    brokers is to lead; `heard_ms`: when a broker last fetched anything here, or was answered.
+    `follow`: a broker is fetched from; `remove`: this broker is not to have the replica;
+    `hand_over`: one of these brokers is to lead; `heard_ms`: when a broker last fetched anything
+    here, or was answered.
     """
 
     def __init__(
@@ -75,20 +76,17 @@ class Elections:
         members: Members,
         settings: BrokerSettings,
         store: StoreMember,
+        leading: Leading,
         *,
-        lead: Callable[[Replica, InForce], None],
-        step_down: Callable[[Replica], None],
         follow: Callable[[int], None],
         remove: Callable[[Replica], None],
         hand_over: Callable[[Replica, Sequence[int]], None],
-        min_in_sync: Callable[[Replica], int],
         heard_ms: Callable[[int], int],
         monotonic: Callable[[], int] = monotonic_ms,
     ) -> None:
         self._members, self._settings, self._monotonic = members, settings, monotonic
-        self._store = store
-        self._lead, self._step_down, self._follow = lead, step_down, follow
-        self._remove, self._hand_over, self._min_in_sync = remove, hand_over, min_in_sync
+        self._store, self._leading, self._follow = store, leading, follow
+        self._remove, self._hand_over = remove, hand_over
         self._heard_ms = heard_ms
         self.counts = SetCounts()
 
@@ -162,7 +160,7 @@ class Elections:
             if replica.patience_ms and term.has_heard:
                 replica.patience_ms = 0
             return False
-        if self._min_in_sync(replica) <= 1:
+        if self._leading.min_in_sync(replica) <= 1:
             return False  # it goes on alone
         found = {one: self._members.member_of(folder_of(one)) for one in unheard}
         members = {name: one for name, one in found.items() if one is not None}
@@ -279,7 +277,7 @@ class Elections:
                 return
             if replica.role is Role.CANDIDATE:
                 if is_mine:
-                    self._lead(replica, in_force)
+                    self._leading.lead(replica, in_force)
                     took_ms = self._monotonic() - replica.candidate_since_ms
                     self.counts.elections.observe(took_ms / 1000)
                     return
@@ -293,7 +291,7 @@ class Elections:
         if replica.term.settle_change(in_force):
             self.counts.count_change(before, in_force.in_sync)
             return True
-        self._step_down(replica)
+        self._leading.step_down(replica)
         return False
 
     def _do_as_said(self, replica: Replica, in_force: InForce, *, is_named: bool) -> None:
@@ -400,7 +398,7 @@ class Elections:
     def _claim(
         self, replica: Replica, in_force: InForce, *, is_leader_dead: bool
     ) -> InForce | Refused:
-        is_dead, min_in_sync = is_leader_dead, self._min_in_sync(replica)
+        is_dead, min_in_sync = is_leader_dead, self._leading.min_in_sync(replica)
         claim = partial(election.claim, is_leader_dead=is_dead, min_in_sync=min_in_sync)
         after = claim(replica.kept, in_force)
         if after is Refused.NEEDS_STORE:
@@ -437,7 +435,7 @@ class Elections:
 
     def _claim_above(self, replica: Replica, seen: int) -> None:
         with replica.lock:
-            self._step_down(replica)
+            self._leading.step_down(replica)
             replica.keep(election.keep_followed(replica.kept, seen))
         self.claim(replica, is_leader_dead=False)
 
@@ -494,7 +492,7 @@ class Elections:
         after = election.resign(
             term.lead,
             lagging=term.lagging(),
-            min_in_sync=self._min_in_sync(replica),
+            min_in_sync=self._leading.min_in_sync(replica),
             is_failing=is_failing,
         )
         self._change(replica, after)
@@ -530,7 +528,7 @@ class Elections:
         members = term.lead.in_force.in_sync
         gone = frozenset(one for one in members if not nodes_of({one}, self._members) <= replicas)
         after = in_sync.change_replicas(
-            term.lead, replicas, gone=gone, min_in_sync=self._min_in_sync(replica)
+            term.lead, replicas, gone=gone, min_in_sync=self._leading.min_in_sync(replica)
         )
         if after is not None:
             ends = isinstance(step, Shrink)

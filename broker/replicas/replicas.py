@@ -16,7 +16,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -36,14 +35,14 @@ from tierlog.broker.replicas.elections import Elections, in_force_of
 from tierlog.broker.replicas.fetch_answers import FetchAnswers
 from tierlog.broker.replicas.fetcher import Fetcher, Fetchers
 from tierlog.broker.replicas.kept_file import KeptFiles
+from tierlog.broker.replicas.leading import Leading
 from tierlog.broker.replicas.replica import Replica, Role
 from tierlog.broker.replicas.replica_moves import ReplicaMoves, shown_of
 from tierlog.broker.replicas.store_member import StoreMember
 from tierlog.broker.replication import election
-from tierlog.broker.replication.in_sync import InForce
 from tierlog.broker.replication.messages import ShownSet
 from tierlog.broker.replication.store_writer import StoreWriter
-from tierlog.broker.replication.term import NEVER_MS, StoreRole, Term
+from tierlog.broker.replication.term import NEVER_MS
 from tierlog.broker.settings import BrokerSettings
 from tierlog.broker.topics.live_topics import LiveTopics
 from tierlog.broker.topics.topics import Topic
@@ -52,7 +51,6 @@ from tierlog.manifest.keys import PartitionKeys
 from tierlog.manifest.replica_sets import ReplicaSets, first_set
 from tierlog.record_format.errors import (
     CorruptDataError,
-    LeaderChanged,
     TierlogError,
     UnknownTopic,
 )
@@ -60,7 +58,6 @@ from tierlog.record_format.errors import (
 log = structlog.get_logger(__name__)
 
 THREADS_MAX: Final = 32
-STORE_ROLES: Final = {str(one): one for one in StoreRole}  # faster than StoreRole(…)
 TIDY_INTERVAL_MS: Final = 30_000
 
 
@@ -91,7 +88,7 @@ class Replicas:
     ) -> None:
         self._folder, self._members, self._topics, self._opener = folder, members, topics, opener
         self._bucket, self._settings, self._timing = bucket, settings, timing
-        self._on_moved, self._gone, self._tell = on_moved, gone, tell
+        self._on_moved, self._gone = on_moved, gone
         self._files = KeptFiles(folder.path, folder_id=folder.owner, write=folder.write)
         self._lock = threading.Lock()
         self._replicas: dict[TopicIdPartition, Replica] = {}
@@ -99,27 +96,22 @@ class Replicas:
         self._working: set[TopicIdPartition] = set()
         self._threads = threads
         self._tidy_again_ms = NEVER_MS
-        self._to_tell: list[Replica] = []  # led here since the others were told
-        self._is_telling = False
         self._is_closed = False
         self._store_writer = store_writer
         self._store = StoreMember(store_writer, bucket.store)
-        answers = FetchAnswers(self._replicas, monotonic=timing.monotonic)
-        self.take_fetch = answers.take_fetch
-        self.elections = Elections(
-            members,
-            settings,
+        self._leading = Leading(
+            topics,
+            opener,
             self._store,
-            lead=self._lead,
-            step_down=self._step_down,
-            follow=self._follow,
-            remove=self._remove,
-            hand_over=self._hand_over_to_any,
-            min_in_sync=self._min_in_sync,
-            heard_ms=answers.heard_ms,
+            settings,
+            on_moved=on_moved,
+            gone=gone,
+            tell=tell,
+            threads=threads,
             monotonic=timing.monotonic,
         )
-        self.moves = ReplicaMoves(self._replicas, members, self.elections, name=name)
+        answers = FetchAnswers(self._replicas, monotonic=timing.monotonic)
+        self.take_fetch = answers.take_fetch
         self._fetchers = Fetchers(
             members,
             peers,
@@ -129,6 +121,18 @@ class Replicas:
             start=start_fetching,
             monotonic=timing.monotonic,
         )
+        self.elections = Elections(
+            members,
+            settings,
+            self._store,
+            self._leading,
+            follow=self._fetchers.follow,
+            remove=self._remove,
+            hand_over=self._hand_over_to_any,
+            heard_ms=answers.heard_ms,
+            monotonic=timing.monotonic,
+        )
+        self.moves = ReplicaMoves(self._replicas, members, self.elections, name=name)
 
     # --- opening ----------------------------------------------------------------------------------
 
@@ -407,96 +411,10 @@ class Replicas:
         with replica.stepping:
             step()
 
-    # --- leading ----------------------------------------------------------------------------------
-
-    def _min_in_sync(self, replica: Replica) -> int:
-        """By the fewer of the replicas that there are to be and that there were: writes go on while
-        more are added, and the others may go if fewer are to stay.
-        """
-        topic, newest = self._topics.find_by_id(replica.place[0]), replica.newest
-        found = None if newest is None else newest.found
-        wanted = () if found is None else found.replicas
-        if found is not None and found.target:
-            wanted = min(found.target, found.original, key=len)
-        count = len(wanted) or topic.record.replication_factor
-        return topic.config.effective_min_in_sync(count)
-
-    def _lead(self, replica: Replica, in_force: InForce) -> None:
-        topic = self._topics.find_by_id(replica.place[0])
-        partition = self._opener.lead(replica.log, topic.record, epoch=in_force.epoch)
-        try:
-            if replica.log.log_end_offset > 0:
-                partition.load_manifest()
-                replica.follow_manifest(partition.manifest)
-            replica.log.begin_term(in_force.epoch)
-        except BaseException:  # it claims again, and until then it is a follower's log
-            partition.retire()
-            raise
-        term = Term(
-            replica.log,
-            in_force,
-            lag_ms=self._settings.replica_lag_time_max_ms,
-            min_in_sync=partial(self._min_in_sync, replica),
-            store_role=lambda: STORE_ROLES[topic.config.replication_store],
-            store_log_start=partial(_log_start_in_bucket, partition),
-            monotonic=self._timing.monotonic,
-        )
-        if topic.config.compacts:
-            partition.compaction.follow_bucket()
-        partition.term, partition.on_claimed = term, replica.follow_manifest
-        if replica.feed is not None and replica.feed.chain == in_force.wal:
-            term.write_for_store(replica.feed)
-        else:
-            self._store.close_feed(replica)
-        replica.role, replica.term, replica.partition = Role.LEADER, term, partition
-        term.begin()
-        self._topics.serve(partition)
-        log.info("leading", partition=str(replica), leader_epoch=in_force.epoch)
-        self._on_moved(partition)
-        self._tell_of(replica)
-
-    def _tell_of(self, replica: Replica) -> None:
-        """Have the other replicas follow at once. What comes while others are told waits for the
-        next call, so that a broker that comes to lead a thousand partitions makes few.
-        """
-        with self._lock:
-            self._to_tell.append(replica)
-            if self._is_telling or self._is_closed:
-                return
-            self._is_telling = True
-            self._threads.submit(self._tell_all)
-
-    def _tell_all(self) -> None:
-        while told := self._next_to_tell():
-            for node_id in sorted({one for replica in told for one in replica.node_ids}):
-                self._tell(node_id, [one.place for one in told if node_id in one.node_ids])
-
-    def _next_to_tell(self) -> list[Replica]:
-        with self._lock:
-            told, self._to_tell = self._to_tell, []
-            self._is_telling = bool(told)
-            return told
+    # --- what elections ask for -------------------------------------------------------------------
 
     def _hand_over_to_any(self, replica: Replica, node_ids: Sequence[int]) -> None:
         self.moves.hand_over_to_any(replica, node_ids)
-
-    def _follow(self, node_id: int) -> None:
-        self._fetchers.follow(node_id)
-
-    def _step_down(self, replica: Replica) -> None:
-        term, partition = replica.term, replica.partition
-        assert term is not None
-        assert partition is not None
-        replica.role, replica.term, replica.partition = Role.IDLE, None, None
-        with suppress(UnknownTopic):  # it was deleted meanwhile, with its partitions
-            record = self._topics.find_by_id(replica.place[0]).record
-            self._topics.retire_partition(partition, partial(self._gone, record, replica.number))
-        replica.log.end_term()
-        partition.fail_appends(partial(LeaderChanged, f"{partition} is led elsewhere now"))
-        term.end()
-        self._store.close_feed(replica)
-        log.info("leading no longer", partition=str(replica), leader_epoch=term.epoch)
-        self._on_moved(partition)
 
     # --- what is shown ----------------------------------------------------------------------------
 
@@ -565,6 +483,7 @@ class Replicas:
         """Follow nobody, and claim nothing, from now on."""
         with self._lock:
             self._is_closed = True
+        self._leading.close()
         self._store_writer.close()
         self._fetchers.close(timeout_s)
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -589,11 +508,6 @@ class Replicas:
                         )
                         clean = False
         return clean
-
-
-def _log_start_in_bucket(partition: Partition) -> int:
-    manifest = partition.manifest
-    return 0 if manifest is None else manifest.log_start_offset
 
 
 def _fitting(kept: election.Kept, log: PartitionLog) -> election.Kept:

@@ -213,7 +213,7 @@ def _(plant: Plant) -> None:
 
     def do_as_said(self: Elections, one: Replica, in_force: Any, *, is_named: bool) -> None:
         if in_force.leader == one.kept.replica_id and one.role is not Role.LEADER:
-            self._lead(one, in_force)
+            self._leading.lead(one, in_force)
             return
         done(self, one, in_force, is_named=is_named)
 
