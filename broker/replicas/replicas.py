@@ -383,6 +383,9 @@ class Replicas:
             if partition is not None and self.moves.may_lead_instead(partition)[:1] == [*preferred]:
                 self._work(replica, partial(self.moves.hand_over_to_any, replica, preferred))
 
+    def _hand_over_to_any(self, replica: Replica, node_ids: Sequence[int]) -> None:
+        self.moves.hand_over_to_any(replica, node_ids)
+
     def _tidy(self, replica: Replica) -> None:
         """What the janitor does for partitions that are led here."""
         replica.log.reap()
@@ -410,11 +413,6 @@ class Replicas:
         """As `_work`, in this thread, after what is under way."""
         with replica.stepping:
             step()
-
-    # --- what elections ask for -------------------------------------------------------------------
-
-    def _hand_over_to_any(self, replica: Replica, node_ids: Sequence[int]) -> None:
-        self.moves.hand_over_to_any(replica, node_ids)
 
     # --- what is shown ----------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ FILES_MAX = {
     "Hot fetch": 13,
     "Cold fetch": 17,
     "Roll to manifest": 20,
+    "Replicate": 10,
+    "Hand over": 11,
     "Spark split to Arrow": 16,
 }
 PATH = re.compile(r"`([a-z_]+/[\w./]*)`")
