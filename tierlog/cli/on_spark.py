@@ -1,7 +1,7 @@
 """The commands that run on Spark, and what they share: the source's options, the session, a bar.
 
 * Options have the same names as in the other commands; all others of the source are given by
-  `--option NAME=VALUE`.
+  `--option NAME=VALUE`. Errors name what was typed (`naming_flags`), not what it became.
 * Without `--server`, only the bucket is read.
 * Without `--token-file`, every process that connects to the broker, here or on an executor, takes
   the token from its own environment, as `tierlog.Client` does.
@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -30,7 +32,7 @@ from tierlog.cli.options import (
     TopicArgument,
     setting_option,
     size_of,
-    takes,
+    with_group,
 )
 from tierlog.cli.output import (
     Output,
@@ -44,7 +46,7 @@ from tierlog.cli.output import (
 )
 from tierlog.cli.times import parse_time
 from tierlog.host.clock import wall_clock_ms
-from tierlog.record_format.errors import ConfigurationError
+from tierlog.record_format.errors import ConfigurationError, InvalidOption, TierlogError
 
 if TYPE_CHECKING:
     from tierlog.spark_reader.jobs.replay import ToFiles, ToTopic
@@ -163,6 +165,65 @@ class SourceOptions(LogOptions):
         return self.given(subscribe=subscribed, assign=chosen, **(more or {}))
 
 
+FLAGS: Final = MappingProxyType(
+    {
+        "store": "--store",
+        "server": "--server",
+        "endpoint": "--s3-endpoint",
+        "region": "--s3-region",
+        "tokenFile": "--token-file",
+        "caFile": "--ca-file",
+        "startingTimestamp": "--from-time",
+        "endingTimestamp": "--to-time",
+        "assign": "--partition",
+    }
+)
+"""Which options of the source are flags."""
+
+_OPTION: Final = re.compile(r"\boptions? ([A-Za-z]+(?:\.[a-z]+)*)")
+_NAME: Final = re.compile(r"(?<!--option )\b[a-z]+[A-Z]\w+")
+
+
+@contextmanager
+def naming_flags(typed: Sequence[str] | None = None) -> Iterator[None]:
+    """Errors inside name flags instead of the source's options, but for those that are `typed`;
+    None where there is no `--option`.
+    """
+    try:
+        yield
+    except TierlogError as error:
+        text = in_flags(str(error), typed)
+        if text == str(error):
+            raise
+        raise InvalidOption(text) from error
+
+
+def in_flags(text: str, typed: Sequence[str] | None = None) -> str:
+    """What an error says, in the words of `naming_flags`."""
+    from tierlog.spark_reader.options import NAMES  # few commands fail
+
+    typed_names = {name.lower() for name in pairs(typed)}
+    flags = {name: flag for name, flag in FLAGS.items() if name.lower() not in typed_names}
+
+    def named(found: re.Match[str]) -> str:
+        name = found[1]
+        if typed is None or name.lower() not in NAMES:
+            return flags.get(name, found[0])
+        return flags.get(name, f"--option {name}")
+
+    return _NAME.sub(lambda found: flags.get(found[0], found[0]), _OPTION.sub(named, text))
+
+
+def reads(group: type[LogOptions]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """As `takes`, of options that become those of the source."""
+
+    def call(given: LogOptions, rest: Callable[[LogOptions], None]) -> None:
+        with naming_flags(given.option or ()):
+            rest(given)
+
+    return lambda function: with_group(function, group, call)
+
+
 def pairs(given: Sequence[str] | None) -> dict[str, str]:
     """Parse each `NAME=VALUE`."""
     found: dict[str, str] = {}
@@ -268,7 +329,7 @@ ToOffset = Annotated[int | None, typer.Option(min=0, help="With --partition; exc
 StepBytes = Annotated[str, typer.Option(metavar="SIZE", help="Bytes of log per step.")]
 
 
-@takes(SourceOptions)
+@reads(SourceOptions)
 def replay(
     source: SourceOptions,
     topic: TopicArgument,
@@ -380,7 +441,7 @@ def _offsets(topic: str, partitions: list[int] | None, offset: int | None) -> st
 MAX_ROWS = 48
 
 
-@takes(SourceOptions)
+@reads(SourceOptions)
 def stats(
     source: SourceOptions,
     topic: TopicArgument,

@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import typer
 
-from tierlog.cli.on_spark import LogOptions
-from tierlog.cli.options import OutputOption, size_of, takes
+from tierlog.cli.on_spark import LogOptions, reads
+from tierlog.cli.options import OutputOption, size_of
 from tierlog.cli.output import (
     Output,
     for_stdout,
@@ -104,7 +104,7 @@ class TableScanner:
             raise
 
 
-@takes(LogOptions)
+@reads(LogOptions)
 def sql(
     log: LogOptions,
     query: Annotated[

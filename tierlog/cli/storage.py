@@ -21,6 +21,7 @@ from tierlog.cli.on_spark import (
     MasterOption,
     SourceOptions,
     job,
+    naming_flags,
     task_bar,
 )
 from tierlog.cli.on_spark import StoreOption as SparkStoreOption
@@ -289,6 +290,7 @@ def _merge_by_broker(client: Client, topic: str) -> dict[str, int]:
 def _merge_on_spark(options: CompactOptions, topics: Sequence[str]) -> dict[str, int]:
     source = options.source(topics)
     with (
+        naming_flags(),
         job("tierlog storage compact", master=options.master, conf=options.conf) as session,
         task_bar("compact") as progress,
     ):
@@ -427,7 +429,7 @@ def _on_spark(
     if not isinstance(source, BucketOptions):
         raise typer.BadParameter("--spark requires --store: executors read the bucket directly")
     bucket = SourceOptions(store=source.store, endpoint=source.endpoint, region=source.region)
-    with job("tierlog storage verify", master=master, conf=conf) as session:
+    with naming_flags(), job("tierlog storage verify", master=master, conf=conf) as session:
         from tierlog.spark_reader.jobs.verify import verify as run_verify
 
         def check(topic: str) -> Report:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final
 import typer
 from pyiceberg.catalog import Catalog
 
-from tierlog.cli.on_spark import LogOptions, pairs
+from tierlog.cli.on_spark import LogOptions, in_flags, pairs, reads
 from tierlog.cli.options import (
     EndpointOption,
     OutputOption,
@@ -176,7 +176,7 @@ def _given(properties: Mapping[str, str | None]) -> dict[str, str]:
 
 
 @app.command("create")
-@takes(TableOptions)
+@reads(TableOptions)
 def create(
     options: TableOptions,
     topic: TopicArgument,
@@ -215,7 +215,7 @@ def create(
 
 
 @app.command("sync")
-@takes(TableOptions)
+@reads(TableOptions)
 def sync(
     options: TableOptions,
     topic: TopicOrModes = None,
@@ -269,7 +269,7 @@ class _Run:
                 self._create(position, mode)
                 self._sync(position.topic, is_repeated=is_repeated)
             except TierlogError as error:
-                warn(f"{position.topic}: {error}")
+                warn(f"{position.topic}: {in_flags(str(error), self.options.option or ())}")
                 failed = True
         return not failed
 
@@ -350,7 +350,7 @@ def maintain(
 
 
 @app.command("status")
-@takes(TableOptions)
+@reads(TableOptions)
 def status(options: TableOptions, topic: TopicArgument, output: OutputOption = Output.AUTO) -> None:
     """Show what a table has, and how far it is behind its topic."""
     table = load_table(options.open(), options.name(topic))

@@ -70,11 +70,30 @@ def test_files_are_read_and_written_beside_topics(offline, bucket, tmp_path):
         (1, "select max(value) from many", ("--max-bytes", "100k"), r"reads 590.2 KiB .* 97.7 KiB"),
         (2, "select 1", ("--max-bytes", "much"), "'much' is not a size"),
         (1, "from many", ("--option", "startingOffset=1"), "did you mean startingOffsets"),
+        (2, "from many", ("--from-time", "soon"), "--from-time: 'soon' is not a time"),
+        (
+            2,
+            "from many",
+            ("--from-time", "2", "--to-time", "1"),
+            r"--from-time \(2 ms\) is later than --to",
+        ),
+        (1, "from many", ("--from-time", "-2"), "--from-time: '-2' is not a time"),
+        (1, "from many", ("--server", "http://u:p@h"), "--server: the address .not shown"),
+        (1, "from many", ("--s3-endpoint", "here"), "--s3-endpoint: 'here' is not a URL"),
+        (1, "from many", ("--option", "startingTimestamp=x"), "--option startingTimestamp: 'x' is"),
+        (1, "from many", ("--option", "tier=all"), "--server: required.* or set tier=cold"),
+        (1, "from many", ("--option", "pin=june"), "--option pin: many-0 has no pin 'june'"),
     ],
 )
 def test_what_cannot_be_queried_is_said_in_one_line(offline, bucket, code, query, more, message):
     found = offline.fails(code, "sql", "--store", bucket, query, *more)
     assert re.search(message, found), found
+
+
+def test_a_time_may_be_a_duration_ago_as_in_other_commands(offline, bucket):
+    query = "select count(*) as n from many"
+    assert rows_of(offline.ok("sql", "--store", bucket, "--from-time", "1h", query)) == [{"n": 0}]
+    assert rows_of(offline.ok("sql", "--store", bucket, "--to-time", "1h", query)) == [{"n": 437}]
 
 
 def test_a_filter_keeps_a_query_below_its_limit(offline, bucket):
