@@ -119,7 +119,10 @@ _end_position: Final = attrgetter("end_position")
 class ChunkTable:
     """The chunks of one segment's log. Immutable."""
 
-    __slots__ = ("_last_offsets", "base_offset", "chunks", "log_crc32c", "log_size_bytes")
+    __slots__ = (
+        *("_last_offsets", "base_offset", "chunks", "has_transactions"),
+        *("log_crc32c", "log_size_bytes"),
+    )
 
     def __init__(
         self,
@@ -132,6 +135,7 @@ class ChunkTable:
         self.chunks = tuple(chunks)
         self.base_offset = base_offset
         self.log_size_bytes, self.log_crc32c = log_size_bytes, log_crc32c
+        self.has_transactions = any(chunk.has_transactions for chunk in self.chunks)
         self._last_offsets = [chunk.last_offset for chunk in self.chunks]
 
     def __eq__(self, other: object) -> bool:

@@ -22,7 +22,7 @@ from itertools import chain
 from operator import index
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -184,6 +184,9 @@ class TopicDataset(ds.InMemoryDataset):  # type: ignore[misc]
         sizes and how far to read ahead, change nothing: those of the dataset hold.
         """
         scan, splits = self._plan(columns, filter)
+        return self._scanner(scan, splits, use_threads=use_threads)
+
+    def _scanner(self, scan: _Scan, splits: Sequence[Split], *, use_threads: bool) -> TopicScanner:
         reader = scan.reader()
         size_bytes = sum(map(reader.planned_bytes, splits))
         if size_bytes == 0:  # all is counted, and nothing fetched
@@ -200,11 +203,21 @@ class TopicDataset(ds.InMemoryDataset):  # type: ignore[misc]
         scan, splits = self._plan(columns, filter)
         return [TopicPart(scan, split) for split in splits]
 
-    def count_rows(self, filter: pc.Expression | None = None, **options: Any) -> int:  # noqa: A002
+    def count_rows(
+        self,
+        filter: pc.Expression | None = None,  # noqa: A002
+        *,
+        use_threads: bool = True,
+        **_: object,
+    ) -> int:
         """Count rows. Of a filter that is a range of offsets or times, of any topics and
         partitions, only chunks at its ends and those with transactions are read.
         """
-        return self.scanner(columns=[], filter=filter, **options).count_rows()
+        counted: list[int] = []
+        scan, splits = self._plan([], filter, counted)
+        if splits:
+            counted.append(self._scanner(scan, splits, use_threads=use_threads).count_rows())
+        return sum(counted)
 
     def filter(self, expression: pc.Expression) -> TopicDataset:
         """The same dataset, of which a scan sees the rows alone of which `expression` is true."""
@@ -223,8 +236,12 @@ class TopicDataset(ds.InMemoryDataset):  # type: ignore[misc]
         return self._where & expression
 
     def _plan(
-        self, columns: ColumnChoice, expression: pc.Expression | None
+        self,
+        columns: ColumnChoice,
+        expression: pc.Expression | None,
+        counted: list[int] | None = None,
     ) -> tuple[_Scan, list[Split]]:
+        """With `counted`, as for `Planner.splits`, if no row's own values are needed."""
         where, ranges, bounds = self._narrow(self._with(expression))
         limits = self._options.limits
         if limits == SplitLimits():
@@ -237,7 +254,8 @@ class TopicDataset(ds.InMemoryDataset):  # type: ignore[misc]
         keys = None
         if where is not None and "key" not in options.readings:
             keys = keys_of(where, _schema(COLUMNS, options))
-        return scan, planner.splits(ranges, Filters(bounds, keys=keys))
+        known = counted if where is None else None
+        return scan, planner.splits(ranges, Filters(bounds, keys=keys), counted=known)
 
     def _narrow(
         self, where: pc.Expression | None

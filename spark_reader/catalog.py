@@ -271,6 +271,10 @@ class Catalog:
             indexes.has_spans(entry) or not cold_index.is_cut(entry, row_filter)
         )
 
+    def count_rows(self, entry: SegmentEntry, row_filter: RowFilter) -> int | None:
+        """How many rows a segment has, if the filter wants them all and what is in memory tells."""
+        return cold_index.count_rows(self._connections.indexes, entry, row_filter)
+
     def chunks(
         self,
         entries: Iterable[SegmentEntry],

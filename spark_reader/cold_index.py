@@ -53,6 +53,14 @@ def chunk_pieces(
                 yield from join_pieces(piece.of(span) for span in alike)
 
 
+def count_rows(indexes: SegmentIndexes, entry: SegmentEntry, row_filter: RowFilter) -> int | None:
+    """How many rows a segment has, if the filter wants them all and what is in memory tells it."""
+    if not indexes.has_index(entry) or not row_filter.holds_range(*_range_of(entry)):
+        return None
+    table = indexes.load_index(entry).table
+    return None if table.has_transactions else table.record_count  # which has control batches
+
+
 def may_match(entry: SegmentEntry, row_filter: RowFilter) -> bool:
     """Whether a segment may hold a row of the time range."""
     return row_filter.may_match(entry.min_timestamp, entry.known_max_timestamp)
@@ -60,8 +68,12 @@ def may_match(entry: SegmentEntry, row_filter: RowFilter) -> bool:
 
 def is_cut(entry: SegmentEntry, row_filter: RowFilter) -> bool:
     """Whether some rows of a segment may match, and others not."""
-    of = entry.base_offset, entry.last_offset, entry.min_timestamp, entry.known_max_timestamp
+    of = _range_of(entry)
     return row_filter.may_match_range(*of) and not row_filter.holds_range(*of)
+
+
+def _range_of(entry: SegmentEntry) -> tuple[int, int, int | None, int | None]:
+    return entry.base_offset, entry.last_offset, entry.min_timestamp, entry.known_max_timestamp
 
 
 def first_open_transaction(indexes: SegmentIndexes, entry: SegmentEntry) -> int | None:

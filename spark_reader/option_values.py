@@ -274,6 +274,10 @@ class Bounds:
     timestamps: ByPartition = field(default_factory=dict)
     no_match: NoMatch = NoMatch.ERROR
 
+    @property
+    def has_times(self) -> bool:
+        return self.timestamp is not None or bool(self.timestamps)
+
     def spec_for(self, topic: str, partition: int) -> OffsetSpec:
         if self.timestamp is not None:
             return AtTime(self.timestamp)

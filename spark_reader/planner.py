@@ -13,6 +13,7 @@ from typing import Final
 from tierlog.record_format.errors import InvalidOption, MissingObject
 from tierlog.record_format.index_layouts import AbortedTxn
 from tierlog.record_format.record_walk import RowFilter
+from tierlog.record_format.segment_entry import SegmentEntry
 from tierlog.spark_reader.access import parallel_map
 from tierlog.spark_reader.catalog import Catalog
 from tierlog.spark_reader.cold_index import may_match
@@ -62,7 +63,10 @@ class Planner:
             end = self._offset(facts, self._options.ending.spec_for(facts.topic, facts.partition))
             return self.existing(facts, start, facts.end_offset if end is None else end)
 
-        ranges = parallel_map(resolved, self.catalog.partitions())
+        partitions, options = self.catalog.partitions(), self._options
+        # Only times take requests, for which threads are worth while.
+        each = parallel_map if options.starting.has_times or options.ending.has_times else map
+        ranges = list(each(resolved, partitions))
         self._report(describe(ranges))
         return ranges
 
@@ -96,8 +100,16 @@ class Planner:
             return self.catalog.first_at_time(facts, spec.timestamp, missing=missing)
         return {EARLIEST: facts.log_start_offset, LATEST: facts.end_offset}.get(spec, spec)
 
-    def splits(self, ranges: Sequence[OffsetRange], filters: Filters = NO_FILTERS) -> list[Split]:
-        """The splits that read the ranges. Reports the plan."""
+    def splits(
+        self,
+        ranges: Sequence[OffsetRange],
+        filters: Filters = NO_FILTERS,
+        *,
+        counted: list[int] | None = None,
+    ) -> list[Split]:
+        """The splits that read the ranges. Reports the plan. Who only counts rows finds in
+        `counted` how many there are in segments that have not to be read, and are left out.
+        """
         wanted = [
             one
             for one in ranges
@@ -110,20 +122,22 @@ class Planner:
             )
             for one in wanted
         )
-        plan = partial(self._work, filters=filters)
+        plan = partial(self._work, filters=filters, counted=counted)
         work = [plan(one) for one in wanted] if in_memory else parallel_map(plan, wanted)
         splits = plan_splits(work, self._options.limits)
         self._report(describe_plan(ranges, work, splits))
         return splits
 
-    def _work(self, wanted: OffsetRange, filters: Filters) -> PartitionWork:
+    def _work(
+        self, wanted: OffsetRange, filters: Filters, counted: list[int] | None
+    ) -> PartitionWork:
         facts = wanted.facts
         row_filter = filters.row_filter.within(wanted.start_offset, wanted.end_offset)
         start, end = row_filter.start_offset, row_filter.end_offset
         cold_end = min(end, facts.cold_end_offset)
         # What is in a key is no key: what says where keys are knows nothing of it.
         keys = None if "key" in self._options.readings else filters.keys
-        chunks, aborted = self._cold(facts, row_filter._replace(end_offset=cold_end), keys)
+        chunks, aborted = self._cold(facts, row_filter._replace(end_offset=cold_end), keys, counted)
         return PartitionWork(
             topic=facts.topic,
             topic_id=facts.topic_id,
@@ -137,7 +151,11 @@ class Planner:
         )
 
     def _cold(
-        self, facts: PartitionFacts, row_filter: RowFilter, keys: frozenset[bytes] | None
+        self,
+        facts: PartitionFacts,
+        row_filter: RowFilter,
+        keys: frozenset[bytes] | None,
+        counted: list[int] | None,
     ) -> tuple[list[ChunkPiece], list[AbortedTxn]]:
         """The chunks that may have matching rows, and the aborted transactions in them."""
         start, end = row_filter.start_offset, row_filter.end_offset
@@ -145,6 +163,8 @@ class Planner:
             return [], []
         entries = self.catalog.cold_entries(facts, start=start, end=end)
         held = (one for one in entries if may_match(one, row_filter))
+        if counted is not None:
+            held = (one for one in held if not self._count(one, row_filter, counted))
         missing = partial(self._missing, facts)
         chunks = self.catalog.chunks(held, row_filter, keys=keys, missing=missing)
         in_transactions = [piece.chunk for piece in chunks if piece.chunk.has_transactions]
@@ -162,6 +182,13 @@ class Planner:
                 "distinguished from committed ones; option isolationLevel=read_uncommitted reads "
                 "both"
             ) from error
+
+    def _count(self, entry: SegmentEntry, row_filter: RowFilter, counted: list[int]) -> bool:
+        """Whether the rows of a segment were counted."""
+        if (rows := self.catalog.count_rows(entry, row_filter)) is None:
+            return False
+        counted.append(rows)
+        return True
 
     def _missing(self, facts: PartitionFacts, error: MissingObject) -> None:
         self.loss.report(f"{facts.topic}-{facts.partition}: {error}")
