@@ -23,6 +23,7 @@ from tierlog.record_format.errors import CorruptBatch
 BITS_SET: Final = 7  # by each key
 BITS_PER_KEY: Final = 9.8  # 0.9% of the keys that are not in it seem to be
 SIZE_MIN: Final = 8  # bytes; of the few bits of one or two keys, more would be the same by chance
+SPARE_BYTES: Final = 2  # or it would be so, for 1.3%, up to some forty keys
 KEYS_MAX: Final = 4 << 20  # of records with a key: 32 MiB of memory
 
 _U64: Final = (1 << 64) - 1
@@ -77,7 +78,7 @@ def _places(hashed: int, size_bytes: int) -> Iterable[int]:
 
 def filter_size(distinct: int) -> int:
     """The bytes of a filter of so many keys."""
-    return max(SIZE_MIN, -int(-distinct * BITS_PER_KEY // 8)) if distinct else 0
+    return max(SIZE_MIN, SPARE_BYTES - int(-distinct * BITS_PER_KEY // 8)) if distinct else 0
 
 
 def make_filter(batches: Buffer) -> bytes | None:
