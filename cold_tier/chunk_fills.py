@@ -263,10 +263,11 @@ class Prefetcher:
         offset: int,
         *,
         max_bytes: int,
+        end_offset: int,
         following: Iterable[SegmentEntry],
     ) -> ReadAheadState:
-        """Start to fetch what a read of `max_bytes` from `offset` needs. Returns the state to pass
-        to `end_read`.
+        """Start to fetch what a read of `max_bytes` from `offset` needs, nothing of which begins at
+        or above `end_offset`. Returns the state to pass to `end_read`.
         """
         number = index.table.index_of(offset)
         current = (segment.log_key, number)
@@ -274,10 +275,11 @@ class Prefetcher:
         window, needed = state.window, _chunks_needed(index, number, max_bytes=max_bytes)
         if needed <= window and (not window or state.is_complete):
             return state
-        end = min(number + 1 + max(window, needed), len(index.chunks))
+        last = index.table.index_of(end_offset - 1)
+        end = min(number + 1 + max(window, needed), last + 1, len(index.chunks))
         requested = [self._fills.prefetch(chunk) for chunk in index.chunks[number:end]]
         beyond = number + 1 + window - end
-        if beyond > 0:
+        if beyond > 0 and end_offset > segment.next_offset:
             requested.append(self._prefetch_beyond(following, beyond))
         return ReadAheadState(window, current, is_complete=all(requested))
 

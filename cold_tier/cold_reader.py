@@ -24,6 +24,7 @@ from tierlog.cold_tier.aborted_transactions import aborted_transactions
 from tierlog.cold_tier.chunk_cache import ChunkCache
 from tierlog.cold_tier.chunk_fills import SPACE_WAIT_S, ChunkFills, Prefetcher
 from tierlog.cold_tier.index_bundle import Chunk, ChunkTable
+from tierlog.cold_tier.key_search import Beyond, FiltersAhead, KeySearch
 from tierlog.cold_tier.ranged_reader import ChunkRef, RangedReader
 from tierlog.cold_tier.segment_lookup import BatchFinder, SegmentIndex, SegmentIndexes, walk_batches
 from tierlog.host.file_slice import FileSlice, OpenFile, TierRead, close_all, pread_exactly
@@ -110,8 +111,10 @@ class ColdReader:
         )
         self._finder = BatchFinder()
         self._prefetcher = Prefetcher(self._fills, self._indexes)
+        self._filters_ahead = FiltersAhead(self._indexes)
 
     def close(self) -> None:
+        self._filters_ahead.close()
         self._prefetcher.close()
         self._fills.close()
         self._reader.close()
@@ -142,6 +145,7 @@ class ColdReader:
             index,
             offset,
             max_bytes=max_bytes,
+            end_offset=end_offset,
             following=following,
         )
         ahead = prefetch() if wait is Wait.WAIT else None
@@ -263,33 +267,32 @@ class ColdReader:
 
     # --- by key -----------------------------------------------------------------------------------
 
-    def read_chunk_with_key(
+    def find_chunk_with_key(
         self,
         segment: SegmentEntry,
         offset: int,
-        key_hash: int,
+        search: KeySearch,
         *,
-        max_bytes: int,
         end_offset: int = MAX_OFFSET,
-        wait: Wait = Wait.WAIT,
-    ) -> TierRead:
-        """As `read_segments`, of the first chunk from `offset` on that may have the key, and of no
-        other: nothing is read ahead. Without slices, to the end of the segment, if none may.
+        beyond: Beyond,
+    ) -> tuple[int, int]:
+        """What of the first chunk that ends at or after `offset`, begins below `end_offset`, and
+        may have the key: [from, below), which ends where a batch ends. Empty, where the segment
+        ends, or at `end_offset`, if none may. Raises as `read_segments` does.
         """
-        filters = self._indexes.load_key_filters(segment, wait)
-        index = self._indexes.load_index(segment, wait)
-        end_offset = min(end_offset, segment.next_offset)
+        search.load_ahead(segment, beyond, self._filters_ahead.begin_load)
+        filters = self._indexes.load_key_filters(segment)
+        index = self._indexes.load_index(segment)
         for number in range(index.table.index_of(offset), len(index.chunks)):
             chunk = index.table.chunks[number]
-            if filters is not None and not filters.may_hold(number, key_hash):
-                continue
-            first, end = max(offset, chunk.first_offset), min(end_offset, chunk.last_offset + 1)
-            if first >= end_offset:
+            if chunk.first_offset >= end_offset:
                 break
-            result = _Result(first, max_bytes, end, wait)
-            self._collect_chunk(index, number, result, end_offset=end)
-            return result.to_read()
-        return TierRead((), max(offset, end_offset))
+            if filters is None or filters.may_hold(number, search.key_hash):
+                search.note_found(segment)
+                return max(offset, chunk.first_offset), chunk.last_offset + 1
+        search.note_lacking(segment)
+        end = max(offset, min(end_offset, segment.next_offset))
+        return end, end
 
     # --- by time ----------------------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 LIMIT_BYTES: Final = 16 * 1024 * 1024
-LOADS_MAX: Final = 8
+LOADS_MAX: Final = 32  # of which searches for keys load half ahead
 SNAPSHOT_MAX_BYTES: Final = 8 * 1024 * 1024
 # Cache keys of an index, a parsed snapshot, key filters and spans; sections use their kind.
 INDEX: Final = 0
@@ -140,6 +140,10 @@ class SegmentIndexes:
     def has_spans(self, segment: SegmentEntry) -> bool:
         """Whether `load_spans` finds them, or that there are none, in memory."""
         return (segment.indexes_key, SPANS) in self._cached
+
+    def has_key_filters(self, segment: SegmentEntry) -> bool:
+        """Whether `load_key_filters` finds them, or that there are none, in memory."""
+        return (segment.indexes_key, KEYS) in self._cached
 
     def load_index(self, segment: SegmentEntry, wait: Wait = Wait.WAIT) -> SegmentIndex:
         """Raises CorruptObject, MissingObject, UnknownFormatVersion, StoreUnavailable, and

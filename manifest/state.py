@@ -196,6 +196,16 @@ def find_entry(manifest: Manifest, offset: int, *, pages: PageSource) -> Segment
     return first_at(entries, max(offset, found.base_offset))
 
 
+def find_entry_before(manifest: Manifest, offset: int, *, pages: PageSource) -> SegmentEntry | None:
+    """The last entry that begins below `offset`; None if none does."""
+    entries: Sequence[SegmentEntry] = manifest.segments
+    if manifest.pages and (not entries or entries[0].base_offset >= offset):
+        number = bisect_left(manifest.pages, offset, key=lambda page: page.base_offset)
+        entries = live_entries(manifest.pages[number - 1], pages) if number else ()
+    number = bisect_left(entries, offset, key=lambda entry: entry.base_offset)
+    return entries[number - 1] if number else None
+
+
 def iter_entries(
     manifest: Manifest, *, pages: PageSource, from_offset: int = 0, since_ms: int = -1
 ) -> Iterator[SegmentEntry]:

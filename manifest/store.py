@@ -43,6 +43,7 @@ from tierlog.manifest.state import (
     RemovedPage,
     RemovedPageKind,
     find_entry,
+    find_entry_before,
     iter_entries,
     live_entries,
 )
@@ -231,6 +232,10 @@ class ManifestStore:
         if entry is None and offset < manifest.end_offset:
             wait.before("a page of the manifest is fetched")
         return entry
+
+    def find_segment_before(self, manifest: Manifest, offset: int) -> SegmentEntry | None:
+        """The last entry that begins below `offset`; None if none does."""
+        return find_entry_before(manifest, offset, pages=self)
 
     def iter_entries(
         self, manifest: Manifest, *, from_offset: int = 0, since_ms: int = -1

@@ -19,7 +19,6 @@ import msgspec
 
 from tierlog.api.http import strict_json
 from tierlog.record_format.decode import Columns
-from tierlog.record_format.key_filter import hash_key
 
 _COMPARISON: Final = re.compile(r"(.*?)\s*(==|!=|<=|>=|=|<|>)\s*(.*)\Z", re.DOTALL)
 _STEP: Final = re.compile(
@@ -128,10 +127,6 @@ class RecordFilter(NamedTuple):
     header: tuple[str, bytes | None] | None = None
     json: JsonTest | None = None
     times: tuple[int, int] | None = None
-
-    @property
-    def key_hash(self) -> int | None:
-        return hash_key(self.key) if self.key else None
 
     def rows(self, columns: Columns) -> list[int]:
         """The positions of the records that are wanted; the cheap conditions come first."""

@@ -46,6 +46,7 @@ from tierlog.api.http.settings import KIB, MAX_OFFSET, MIB
 from tierlog.broker.partition.partition import Partition
 from tierlog.broker.partition.segment_listing import peek_segments
 from tierlog.broker.topics.topics import Topic
+from tierlog.cold_tier.key_search import KeySearch
 from tierlog.record_format.decode import Columns
 from tierlog.record_format.errors import InvalidRequest, NotLeader, OffsetTrimmed, TierlogError
 from tierlog.record_format.units import in_utc
@@ -279,7 +280,7 @@ class SearchRun:
 
     async def _in_partition(self, number: int) -> AsyncGenerator[Piece, None]:
         part = await self._range(self._topic.partition(number))
-        partition, offset, end_offset = part
+        partition, offset, end_offset, _ = part
         known_to = MAX_OFFSET if self._search.wanted.times is None else offset
         while offset < end_offset and self._spent is None:
             self._stand_at(number, offset)
@@ -316,7 +317,9 @@ class SearchRun:
             start = search.after[number]
         else:
             start = await resolve(self._context, partition, search.start, committed=False)
-        return Range(partition, max(start, now.log_start_offset), end_offset)
+        start = max(start, now.log_start_offset)
+        keys = KeySearch(search.wanted.key) if search.wanted.key else None
+        return Range(partition, start, end_offset, keys)
 
     def _find(self, partition: Partition, offset: int) -> tuple[int, int]:
         """The next offset whose segment may have records of the wanted times, and where that one
@@ -347,11 +350,12 @@ class SearchRun:
 
 
 class Range(NamedTuple):
-    """What of a partition is searched."""
+    """What of a partition is searched; with `keys`, only what may have their key."""
 
     partition: Partition
     start_offset: int
     end_offset: int
+    keys: KeySearch | None
 
 
 def led_elsewhere(topic: Topic, numbers: Iterable[int]) -> dict[int, NotLeader]:
@@ -378,8 +382,11 @@ def look_through(part: Range, wanted: RecordFilter, most: int) -> Piece:
     """Read a piece from the start of the range on, and keep the first `most` wanted records of it.
     Blocks; raises what a read does.
     """
-    partition, offset, end_offset = part
-    fetched = partition.read(offset, max_bytes=PIECE_BYTES, key_hash=wanted.key_hash)
+    partition, offset, end_offset, keys = part
+    below = MAX_OFFSET
+    if keys is not None:
+        offset, below = partition.find_key(offset, keys, end_offset=end_offset)
+    fetched = partition.read(offset, max_bytes=PIECE_BYTES, below=below)
     with closing(fetched):
         page = read_page(
             fetched, offset=offset, max_bytes=PIECE_EXPANDED_BYTES, max_records=PIECE_RECORDS

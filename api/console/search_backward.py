@@ -33,6 +33,7 @@ from tierlog.api.http.settings import MAX_OFFSET
 from tierlog.broker.partition.partition import Partition
 from tierlog.broker.partition.segment_listing import peek_segments
 from tierlog.broker.topics.topics import Topic
+from tierlog.cold_tier.key_search import KeySearch
 from tierlog.record_format.decode import Columns
 from tierlog.record_format.encode import Headers
 from tierlog.record_format.errors import OffsetTrimmed, TierlogError
@@ -65,6 +66,7 @@ class _Part:
     partition: Partition
     start_offset: int
     end_offset: int
+    keys: KeySearch | None
     since_ms: int = MAX_OFFSET
     block: int = FIRST_BLOCK
     spans: deque[_Span] | None = None
@@ -129,9 +131,11 @@ class BackwardRun(SearchRun):
         self.progress.end = "complete" if is_complete else self._spent
 
     async def _part(self, number: int) -> _Part:
-        partition, start, end_offset = await self._range(self._topic.partition(number))
+        partition, start, end_offset, keys = await self._range(self._topic.partition(number))
         start = max(start, self._starts.get(number, 0))
-        return _Part(partition, start, min(end_offset, self._ends.get(number, MAX_OFFSET)))
+        if keys is not None:
+            keys = KeySearch(keys.key, backward_to=start)
+        return _Part(partition, start, min(end_offset, self._ends.get(number, MAX_OFFSET)), keys)
 
     def _look_at(self, left: dict[int, _Part]) -> int:
         """Count how far it is; the time since which everything was searched."""
@@ -187,7 +191,7 @@ class BackwardRun(SearchRun):
         while offset < end_offset:
             if pieces and self._spent is not None:
                 return
-            here = Range(part.partition, offset, end_offset)
+            here = Range(part.partition, offset, end_offset, part.keys)
             piece, rest_s = await self._look(here, MAX_OFFSET)
             self._count_reading(piece)
             await asyncio.sleep(rest_s)

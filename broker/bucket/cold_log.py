@@ -26,6 +26,7 @@ from tierlog.broker.bucket.store_status import StoreStatus
 from tierlog.broker.data_folder.bucket_state import BucketState
 from tierlog.broker.data_folder.disk_reserve import raising_disk_full
 from tierlog.cold_tier.cold_reader import ColdReader
+from tierlog.cold_tier.key_search import KeySearch
 from tierlog.cold_tier.segment_check import check_segment
 from tierlog.cold_tier.segment_uploader import SegmentUploader
 from tierlog.host.file_slice import TierRead
@@ -462,6 +463,9 @@ class EmptyColdTier:
 
     def read_cold(self, offset: int, **_: object) -> TierRead:
         return TierRead((), offset)
+
+    def find_key(self, offset: int, _search: KeySearch, *, end_offset: int) -> tuple[int, int]:
+        return offset, end_offset
 
     def offset_for_timestamp(self, _timestamp: int, **_: int) -> None:
         return None

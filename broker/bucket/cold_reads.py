@@ -16,6 +16,7 @@ import structlog
 from tierlog.broker.bucket.store_status import StoreStatus
 from tierlog.broker.data_folder.bucket_state import BucketState
 from tierlog.cold_tier.cold_reader import ColdReader
+from tierlog.cold_tier.key_search import KeySearch
 from tierlog.cold_tier.segment_lookup import load_bundle
 from tierlog.host.file_slice import FileSlice, TierRead
 from tierlog.host.waiting import Wait
@@ -70,30 +71,18 @@ class ColdReads:
         *,
         max_bytes: int,
         end_offset: int,
-        key_hash: int | None = None,
         wait: Wait = Wait.WAIT,
     ) -> TierRead:
-        """Read from `offset` on, across segments; a recorded gap is skipped. With the hash of a
-        key, read the next chunk of the segment at `offset` that may have the key.
+        """Read from `offset` on, across segments; a recorded gap is skipped.
 
-        Returns no slices, and `next_offset`, if a gap extends to the end of the cold tier, or no
-        chunk of the segment may have the key. Raises WouldBlock if not everything is in memory.
+        Returns no slices, and `next_offset`, if a gap extends to the end of the cold tier. Raises
+        WouldBlock if not everything is in memory.
         """
         manifest = self._manifest_for_reading()
         with self._noting_store():
             entry = self._manifests.find_segment(manifest, offset, wait)
             if entry is None:
                 return TierRead((), max(offset, manifest.end_offset))
-
-            if key_hash is not None:
-                return self._reader.read_chunk_with_key(
-                    entry,
-                    max(offset, entry.base_offset),
-                    key_hash,
-                    max_bytes=max_bytes,
-                    end_offset=end_offset,
-                    wait=wait,
-                )
 
             def find(offset: int) -> SegmentEntry | None:
                 return self._manifests.find_segment(manifest, offset, wait)
@@ -105,6 +94,23 @@ class ColdReads:
                 end_offset=end_offset,
                 following=_Following(find, entry.next_offset),
                 wait=wait,
+            )
+
+    def find_key(self, offset: int, search: KeySearch, *, end_offset: int) -> tuple[int, int]:
+        """As `TieredReads.find_key`, of the segment that holds `offset`, or the next one."""
+        manifest = self._manifest_for_reading()
+
+        def beyond(entry: SegmentEntry) -> SegmentEntry | None:
+            if search.backward_to is not None:
+                return self._manifests.find_segment_before(manifest, entry.base_offset)
+            return self._manifests.find_segment(manifest, entry.next_offset)
+
+        with self._noting_store():
+            entry = self._manifests.find_segment(manifest, offset)
+            if entry is None:
+                return offset, end_offset
+            return self._reader.find_chunk_with_key(
+                entry, offset, search, end_offset=end_offset, beyond=beyond
             )
 
     @contextmanager

@@ -132,7 +132,7 @@ class Partition:
         self.upkeep = PartitionUpkeep(log, self._cold)
         self.compaction = PartitionCompaction(log, self._cold)
         self.read, self.offset_for_timestamp = self._reads.read, self._reads.offset_for_timestamp
-        self.max_timestamp = self._reads.max_timestamp
+        self.max_timestamp, self.find_key = self._reads.max_timestamp, self._reads.find_key
         self._commits, self._check_room = commits(self._before_answers), check_room
         self._waiters = Waiters()
         self.term: Term | None = None  # of a replica that leads others

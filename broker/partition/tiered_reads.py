@@ -17,6 +17,8 @@ from typing import Final, Literal, NamedTuple, Protocol
 
 from tierlog.broker.bucket.cold_log import EmptyColdTier
 from tierlog.broker.bucket.cold_reads import ColdReads
+from tierlog.cold_tier.cold_reader import MAX_OFFSET
+from tierlog.cold_tier.key_search import KeySearch
 from tierlog.host.file_slice import FileSlice, TierRead, close_all
 from tierlog.host.waiting import Wait, WouldBlock
 from tierlog.hot_tier.log import PartitionLog
@@ -155,14 +157,13 @@ class TieredReads:
         *,
         max_bytes: int,
         committed: bool = False,
-        key_hash: int | None = None,
+        below: int = MAX_OFFSET,
         wait: Wait = Wait.WAIT,
     ) -> Fetched:
-        """Slices of local files, from the batch that holds `offset` on; at least one batch.
+        """Slices of local files, from the batch that holds `offset` on; at least one batch, unless
+        none ends at or below `below`, as `find_key` returns it.
 
-        `committed` reads up to the last stable offset and lists the aborted transactions. With the
-        hash of a key, chunks in the bucket that do not have it are skipped, of one segment at a
-        time: there may be no slices, and more to read from `next_offset` on. Raises
+        `committed` reads up to the last stable offset and lists the aborted transactions. Raises
         OffsetTrimmed, OffsetPastEnd, StoreUnavailable, CorruptDataError, FencedError, and
         WouldBlock if it needs the disk or the bucket.
         """
@@ -173,7 +174,7 @@ class TieredReads:
                     self._log.offsets,
                     max_bytes=max_bytes,
                     committed=committed,
-                    key_hash=key_hash,
+                    below=below,
                     wait=wait,
                 )
             except WouldBlock:
@@ -195,7 +196,7 @@ class TieredReads:
         *,
         max_bytes: int,
         committed: bool,
-        key_hash: int | None,
+        below: int,
         wait: Wait,
     ) -> Fetched:
         self._served.check_leadership()
@@ -208,9 +209,8 @@ class TieredReads:
         slices, next_offset, tier, hot_offset = self._read_tiers(
             now,
             offset=offset,
-            end_offset=end_offset,
+            end_offset=min(end_offset, below),
             max_bytes=max_bytes,
-            key_hash=key_hash,
             wait=wait,
         )
         try:
@@ -249,7 +249,6 @@ class TieredReads:
         offset: int,
         end_offset: int,
         max_bytes: int,
-        key_hash: int | None,
         wait: Wait,
     ) -> tuple[tuple[FileSlice, ...], int, Tier, int]:
         """The slices, next offset, tier and hot offset of what is in [offset, end_offset)."""
@@ -258,9 +257,7 @@ class TieredReads:
         tier: Tier = "hot" if offset >= now.local_log_start_offset else "cold"
         cold_end = min(now.local_log_start_offset, end_offset)
         if offset < cold_end:
-            cold = self._read_cold(
-                offset, max_bytes=max_bytes, end_offset=cold_end, key_hash=key_hash, wait=wait
-            )
+            cold = self._read_cold(offset, max_bytes=max_bytes, end_offset=cold_end, wait=wait)
             slices, next_offset = cold.slices, cold.next_offset
         hot_has_more = now.local_log_start_offset <= next_offset < end_offset
         if hot_has_more:
@@ -281,12 +278,8 @@ class TieredReads:
                 hot.close()
         return slices, next_offset, tier, hot_offset
 
-    def _read_cold(
-        self, offset: int, *, max_bytes: int, end_offset: int, key_hash: int | None, wait: Wait
-    ) -> TierRead:
-        cold = self.cold.read_cold(
-            offset, max_bytes=max_bytes, end_offset=end_offset, key_hash=key_hash, wait=wait
-        )
+    def _read_cold(self, offset: int, *, max_bytes: int, end_offset: int, wait: Wait) -> TierRead:
+        cold = self.cold.read_cold(offset, max_bytes=max_bytes, end_offset=end_offset, wait=wait)
         if cold.slices or cold.next_offset > offset:
             return cold
         wait.before("both tiers are looked at again")
@@ -296,6 +289,24 @@ class TieredReads:
             "lost; `tierlog storage repair` records a gap in their place",
             offset=offset,
         )
+
+    def find_key(
+        self, offset: int, search: KeySearch, *, end_offset: int = MAX_OFFSET
+    ) -> tuple[int, int]:
+        """Where the next batches begin, from `offset` on and below `end_offset`, that may have the
+        key, and where they end: those of one chunk in the bucket, or all on local disk. If the
+        segment at `offset` has none, both are where to go on.
+
+        Waits for one segment's key filters at most. Raises as `read` does.
+        """
+        self._served.check_leadership()
+        now = self._log.offsets
+        _check_range(offset, now)
+        if offset >= now.local_log_start_offset:
+            return offset, MAX_OFFSET
+        with ReportingDefunct(self._served):
+            cold_end = min(now.local_log_start_offset, end_offset)
+            return self.cold.find_key(offset, search, end_offset=cold_end)
 
     def _local_generation(self) -> tuple[int, int]:
         """Changes whenever local segments are deleted or replaced."""

@@ -60,12 +60,12 @@ from tierlog.api.http.settings import MAX_FETCH_BYTES, MIB
 from tierlog.broker.partition.partition import Partition, Readable
 from tierlog.broker.partition.tiered_reads import Fetched, Tier
 from tierlog.broker.schema_registry.decoding import RecordDecoder
+from tierlog.cold_tier.key_search import KeySearch
 from tierlog.host.file_slice import FileSlice, close_all
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier.log_state import Offsets
 from tierlog.record_format.errors import OffsetTrimmed
 from tierlog.record_format.index_layouts import AbortedTxn
-from tierlog.record_format.key_filter import hash_key
 
 MaxRecords = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
@@ -282,15 +282,22 @@ async def _fetch_with_key(
         query = query.for_text()
     offset = await resolve(context, partition, position, committed=query.committed)
     read = partial(
-        _read_with_key, context, partition, query=query, key=key, given_offset=position.offset
+        _read_with_key,
+        context,
+        partition,
+        query=query,
+        search=KeySearch(key),
+        given_offset=position.offset,
     )
-    result = await read(offset)
     with LongPoll(context.waiting, exchange, wait_ms=query.wait_ms) as poll:
+        poll.listen()
+        result = await read(offset, poll=poll)
+        poll.restart(wait_ms=query.wait_ms)
         while result.fetched.at_end and not result.fetched.slices and not poll.over:
             fetched = result.fetched
             await poll.wait([AwaitedOffset(partition, fetched.high_watermark)])
             await context.access.recheck(exchange)
-            result = await read(fetched.next_offset)
+            result = await read(fetched.next_offset, poll=poll)
     if form == header_values.BATCHES:
         return _batches_response(context, exchange, result)
     decode = decoder_of(context, exchange) if query.decode else None
@@ -302,15 +309,17 @@ async def _read_with_key(
     partition: Partition,
     offset: int,
     query: FetchQuery,
-    key: bytes,
+    search: KeySearch,
     *,
+    poll: LongPoll,
     given_offset: int,
 ) -> ReadResult:
     """The batches from `offset` on that may have the key, until they are `max_bytes`, or the limit
-    of what is read for them is reached. `given_offset`: by the client, -1 if it gave none.
+    of what is read for them is reached, or the client has gone. `given_offset`: by the client, -1
+    if it gave none.
     """
     settings, began_s, first_offset = context.settings, time.monotonic(), offset
-    read = partial(_read_piece, partition, key, key_hash=hash_key(key), query=query)
+    read = partial(_read_piece, partition, search, query=query)
     kept: list[FileSlice] = []
     aborted: dict[AbortedTxn, None] = {}
     tiers: set[Tier] = set()
@@ -332,7 +341,8 @@ async def _read_with_key(
             is_enough = sum([one.size_bytes for one in kept]) >= query.max_bytes
             limit_ms = _SOON_MS if kept else min(settings.search_max_ms, _KEY_MAX_MS)
             is_spent = read_bytes >= settings.search_max_bytes or passed_ms >= limit_ms
-            if found.at_end or is_enough or is_spent or len(kept) >= _SLICES_MAX:
+            is_spent = is_spent or poll.cancelled or len(kept) >= _SLICES_MAX
+            if found.at_end or is_enough or is_spent:
                 break
     except BaseException:
         close_all(kept)
@@ -343,17 +353,14 @@ async def _read_with_key(
 
 
 def _read_piece(
-    partition: Partition, key: bytes, offset: int, *, key_hash: int, query: FetchQuery
+    partition: Partition, search: KeySearch, offset: int, *, query: FetchQuery
 ) -> tuple[Fetched, int]:
     """The batches of the next piece that may have the key, and how many bytes were read."""
-    fetched = partition.read(
-        offset,
-        max_bytes=min(_PIECE_BYTES, query.max_bytes),
-        committed=query.committed,
-        key_hash=key_hash,
-    )
+    offset, below = partition.find_key(offset, search)
+    max_bytes = min(_PIECE_BYTES, query.max_bytes)
+    fetched = partition.read(offset, max_bytes=max_bytes, committed=query.committed, below=below)
     with closing(fetched):
-        return batches_with_key(fetched, offset=offset, key=key), fetched.size_bytes
+        return batches_with_key(fetched, offset=offset, key=search.key), fetched.size_bytes
 
 
 def _is_enough(result: ReadResult, query: FetchQuery) -> bool:

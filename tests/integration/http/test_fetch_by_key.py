@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import socket
 from collections.abc import Iterator
 from functools import partial
 from threading import Thread
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.faulty_object_store import Slow
 from tests.fakes.waiting import until
 from tests.integration.http.conftest import BATCHES, NDJSON, Api, api_of, problem, records_path
 from tierlog.client.client import Client
@@ -90,6 +92,36 @@ def test_chunks_that_lack_the_key_are_not_fetched(api: Api) -> None:
     indexes = [key for key in gets if key.endswith(".indexes")]
     assert len(indexes) == len(set(indexes)) > SEGMENTS / 2  # one GET a segment
     assert 1 <= len(gets) - len(indexes) <= len(offsets_of("2-61")) + 1  # one may seem to have it
+
+
+def test_a_search_that_nobody_waits_for_ends(api: Api) -> None:
+    """What was loaded ahead comes; nothing more is asked for."""
+    name = api.topic(segment_bytes=4096, local_retention_ms=0, retention_ms=-1)
+    for start in range(0, PER_SEGMENT * SEGMENTS, 20):
+        api.produce(name, *map(record, range(start, start + 20)))
+    api.post(f"/v1/topics/{name}/offload", params={"wait_ms": 20_000})
+    slow = Slow()
+
+    def asked() -> int:
+        return len([key for call, key in api.store.calls if call == "get_range"])
+
+    def is_over() -> bool:  # the one in progress is that for the metrics
+        return "\ntierlog_http_requests_in_progress 1.0\n" in api.get("/metrics").text
+
+    api.store.calls.clear()
+    api.store.fail("get_range", slow, times=10**9)
+    with socket.create_connection(("127.0.0.1", api.port)) as client:
+        path = f"{records_path(name)}?offset=0&key=no"
+        client.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+        until(asked)
+        assert not is_over()
+    assert not any(is_over() for _ in range(3))  # by then the server knows that it has gone
+    slow.gate.set()
+    api.store.heal()
+    until(is_over)
+    assert asked() == 1
+    assert find_all(api, name, key="no") == []
+    assert asked() > SEGMENTS / 2
 
 
 def test_a_trim_on_the_way_moves_the_search_on(api: Api) -> None:

@@ -12,6 +12,7 @@ from tierlog.cold_tier import segment_lookup
 from tierlog.cold_tier.cold_reader import ColdReader
 from tierlog.cold_tier.index_bundle import parse_bundle, parse_directory
 from tierlog.cold_tier.key_filters import find_key_filters, pack_key_filters, parse_key_filters
+from tierlog.cold_tier.key_search import KeySearch
 from tierlog.cold_tier.segment_check import check_segment
 from tierlog.cold_tier.segment_lookup import SegmentIndexes
 from tierlog.record_format.batch import iter_headers
@@ -59,10 +60,14 @@ def filters_in(store, segment):
 
 def find_all(reader, segment, key):
     """The offsets of the key's records; reads as a search does."""
-    offset, found = 0, []
+    search, offset, found = KeySearch(key), 0, []
     while offset < segment.next_offset:
-        read = reader.read_chunk_with_key(segment, offset, hash_key(key), max_bytes=1 << 20)
-        assert read.slices or read.next_offset == segment.next_offset
+        start, end = reader.find_chunk_with_key(segment, offset, search, beyond=lambda _: None)
+        if start == end:
+            assert end == segment.next_offset
+            break
+        read = reader.read_segments(segment, start, max_bytes=1 << 20, end_offset=end)
+        assert read.next_offset == end
         body = bytes_of(read)
         for header in iter_headers(body):
             found += [one.offset for one in decode_batch(body, header) if one.key == key]
@@ -84,6 +89,23 @@ def test_a_key_costs_at_most_three_requests_a_chunk_that_has_it(store, reader, k
     assert find_all(reader, segment, b"21-7") == [21 * KEYS_OF_A_BATCH + 7]
     assert len(gets(store)) <= 3
     assert len(gets(store, ".log")) == 1
+
+
+def test_a_chunk_is_found_below_an_end_and_as_a_whole(store, reader, keyed):
+    segment = upload(store, keyed, chunk_bytes=CHUNK_BYTES)
+    at, search = 21 * KEYS_OF_A_BATCH + 7, KeySearch(b"21-7")
+
+    def find(offset, end_offset):
+        return reader.find_chunk_with_key(
+            segment, offset, search, end_offset=end_offset, beyond=lambda _: None
+        )
+
+    start, end = find(0, segment.next_offset)
+    assert start < at < end < segment.next_offset
+    assert find(0, start) == (start, start)
+    assert find(0, start + 1) == (start, end)
+    assert find(at, at + 1) == (at, end)
+    assert find(end, end + 5) == (end + 5, end + 5)
 
 
 def test_a_segment_that_lacks_the_key_costs_one_request(store, reader, keyed):
