@@ -290,15 +290,14 @@ class ManifestStore:
                     return committed
         raise ManifestConflict(f"{self.keys.folder}: {COMMIT_ATTEMPTS} conflicts in a row")
 
-    def assign_new(self, folder: str, *, by: str) -> None:
-        """Write the first manifest of a partition, which only this folder may then claim, unless
-        there is one. Raises OutcomeUnknownError, StoreUnavailable: repeat.
+    def assign_new(self, folder: str, *, by: str) -> bool:
+        """Write the first manifest of a partition that has none, which only this folder may then
+        claim; False if another was faster. Raises OutcomeUnknownError, StoreUnavailable: repeat.
         """
+        claim = Claim(by, (EpochStart(0, 0, by),), frozenset())
+        first = assign(create(self.keys, claim=claim, log_start_offset=0), folder)
         with self._lock:
-            if self.load_manifest() is None:
-                claim = Claim(by, (EpochStart(0, 0, by),), frozenset())
-                first = assign(create(self.keys, claim=claim, log_start_offset=0), folder)
-                self._publish(first, first)
+            return self._publish(first, first) is not None
 
     def check_not_stale_copy(self, seen: Manifest | None, in_force: Manifest) -> None:
         """Raise FencedError if `is_stale_copy`."""

@@ -172,8 +172,7 @@ class Bucket:
         manifests = self._manifests(record, partition)
         manifest = manifests.load_manifest()
         if manifest is None:
-            manifests.assign_new(folder_id, by=self._folder.owner)
-            return True
+            return manifests.assign_new(folder_id, by=self._folder.owner)
         if not manifest.assigned_to or not may_take_from(manifest.assigned_to):
             return False
         with suppress(FencedError):  # it claimed the partition just now

@@ -167,6 +167,14 @@ def test_a_topic_has_leaders_on_all_brokers_and_each_broker_knows_them(
             assert refusal.value.url == cluster_of(leader).members.me.url
 
 
+def test_a_new_partition_is_assigned_on_one_look_at_its_manifest(cluster: BrokerCluster) -> None:
+    first, _ = cluster.start_all("ab")
+    calls = cluster.stores["a"].calls
+    calls.clear()
+    first.create_topic("flights", partitions=1)
+    assert [call for call, key in calls if "/0/manifest/" in key][:2] == ["list", "put"]
+
+
 def test_of_fifty_creations_of_a_name_one_succeeds(cluster: BrokerCluster) -> None:
     brokers = cluster.start_all("abc")
     together = threading.Barrier(50)
