@@ -8,15 +8,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from tierlog.cold_tier.ranged_reader import read_range
+from tierlog.cold_tier.ranged_reader import piece_ranges, read_range
 from tierlog.cold_tier.segment_check import scan_segment
 from tierlog.cold_tier.segment_lookup import load_bundle
 from tierlog.cold_tier.segment_uploader import SegmentUploader, UploadLimits
@@ -27,7 +30,14 @@ from tierlog.record_format.errors import CorruptDataError
 from tierlog.record_format.index_builder import IndexBuilder
 from tierlog.record_format.segment_entry import MergePlan, SegmentEntry
 
-PIECE_BYTES: Final = 8 << 20
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class InOrder(Protocol):
+    """As `map`, perhaps with some calls ahead of what was taken."""
+
+    def __call__(self, call: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]: ...
 
 
 class Piece(NamedTuple):
@@ -38,17 +48,17 @@ class Piece(NamedTuple):
     end: int
 
 
-def pieces_of(run: Iterable[SegmentEntry]) -> Iterator[Piece]:
+def _pieces_of(run: Iterable[SegmentEntry]) -> Iterator[Piece]:
     for entry in run:
-        for start in range(0, entry.size_bytes, PIECE_BYTES):
-            yield Piece(entry, start, min(start + PIECE_BYTES, entry.size_bytes))
+        for start, end in piece_ranges(entry.size_bytes):
+            yield Piece(entry, start, end)
 
 
-def read_piece(store: ObjectStore, piece: Piece) -> tuple[Piece, bytes]:
+def _read_piece(store: ObjectStore, piece: Piece) -> tuple[Piece, bytes]:
     return piece, read_range(store, piece.entry.log_key, piece.start, piece.end)
 
 
-class JoinedBytes:
+class _JoinedBytes:
     """The bytes of whole segments. `crc32c` is that of all, once they were iterated."""
 
     def __init__(self, reads: Iterable[tuple[Piece, bytes]]) -> None:
@@ -76,7 +86,9 @@ def check_log_crc(entry: SegmentEntry, crc: int) -> None:
 
 
 @dataclass(frozen=True)
-class _Files:
+class MergedFiles:
+    """A segment that was merged, on disk. `log_crc32c`: of the bytes that were read."""
+
     base_offset: int
     last_offset: int
     log: Path
@@ -84,44 +96,80 @@ class _Files:
     timeindex: Path
     txnindex: Path
     snapshot: Path
+    log_crc32c: int = field(default=0, kw_only=True)
+
+
+@contextmanager
+def merged_files(
+    store: ObjectStore,
+    run: Sequence[SegmentEntry],
+    *,
+    scratch: Path,
+    index_interval_bytes: int,
+    in_order: InOrder = map,
+) -> Iterator[MergedFiles]:
+    """The files of what `run` is merged to. `scratch`, an exclusive folder, is removed. `in_order`
+    makes the requests. Raises CorruptDataError, StoreUnavailable, OSError.
+    """
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        yield _merge(store, run, scratch, index_interval_bytes, in_order)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def merge_objects(
     store: ObjectStore, run: Sequence[SegmentEntry], plan: MergePlan, *, scratch: Path
 ) -> SegmentEntry:
-    """Upload what `run`, of the plan, is merged to; the entry to commit. `scratch`, an exclusive
-    folder, is removed. Raises CorruptDataError, StoreUnavailable, ConfigurationError, OSError.
+    """Upload what `run`, of the plan, is merged to; the entry to commit. `scratch` as of
+    `merged_files`. Raises what it does, and ConfigurationError.
     """
-    base_offset, last_offset = run[0].base_offset, run[-1].last_offset
-    names = ("log", "index", "timeindex", "txnindex", "snapshot")
-    scratch.mkdir(parents=True)
-    try:
-        files = _Files(base_offset, last_offset, *(scratch / name for name in names))
-        body = JoinedBytes(read_piece(store, piece) for piece in pieces_of(run))
-        with files.log.open("wb") as log:
-            log.writelines(body)
-        _write_indexes(files, interval_bytes=plan.index_interval_bytes)
-        with files.txnindex.open("wb") as aborted:
-            for entry in run:
-                bundle = load_bundle(store, entry)
-                aborted.write(bundle.txn_index)
-        files.snapshot.write_bytes(bundle.producer_snapshot)
-        uploader = SegmentUploader(store, limits=UploadLimits(), reads_back=lambda: plan.reads_back)
+    limits = UploadLimits(chunk_bytes=plan.chunk_bytes)
+    uploader = SegmentUploader(store, limits=limits, reads_back=lambda: plan.reads_back)
+    interval = plan.index_interval_bytes
+    with merged_files(store, run, scratch=scratch, index_interval_bytes=interval) as files:
         merged = uploader.upload_segment(
             files,
             folder=plan.segments_folder,
             leader_epoch=plan.leader_epoch,
             filters_keys=plan.filters_keys,
         )
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    if merged.log_crc32c != body.crc32c:
+    if merged.log_crc32c != files.log_crc32c:
         raise CorruptDataError("merged wrongly: has other bytes", file=merged.log_key)
+    return as_entry_of(run, merged)
+
+
+def as_entry_of(run: Sequence[SegmentEntry], merged: SegmentEntry) -> SegmentEntry:
+    """The entry of what was uploaded, as it takes the place of the run."""
     modified_ms = max(one.modified_ms for one in run)
-    return replace(merged, last_offset=last_offset, modified_ms=modified_ms)
+    return replace(merged, last_offset=run[-1].last_offset, modified_ms=modified_ms)
 
 
-def _write_indexes(files: _Files, *, interval_bytes: int) -> None:
+def _merge(
+    store: ObjectStore,
+    run: Sequence[SegmentEntry],
+    scratch: Path,
+    interval_bytes: int,
+    ask: InOrder,
+) -> MergedFiles:
+    names = ("log", "index", "timeindex", "txnindex", "snapshot")
+    paths = (scratch / name for name in names)
+    files = MergedFiles(run[0].base_offset, run[-1].last_offset, *paths)
+    body = _JoinedBytes(ask(partial(_read_piece, store), _pieces_of(run)))
+    with files.log.open("wb") as log:
+        log.writelines(body)
+    _write_indexes(files, interval_bytes=interval_bytes)
+    snapshot = b""
+    with files.txnindex.open("wb") as aborted:
+        for bundle in ask(partial(load_bundle, store), run):
+            aborted.write(bundle.txn_index)
+            snapshot = bundle.producer_snapshot
+    files.snapshot.write_bytes(snapshot)
+    return dataclasses.replace(files, log_crc32c=body.crc32c)
+
+
+def _write_indexes(files: MergedFiles, *, interval_bytes: int) -> None:
     """Raises CorruptBatch."""
     builder, position = IndexBuilder(files.base_offset, interval_bytes=interval_bytes), 0
 

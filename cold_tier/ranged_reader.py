@@ -16,12 +16,12 @@ import os
 import statistics
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from tierlog.host.retry import ChecksumMismatch, retry_on_checksum_mismatch
 from tierlog.host.threads import Threads
@@ -92,6 +92,17 @@ def read_chunk(
         file=chunk.log_key,
         position=chunk.position,
     )
+
+
+WHOLE_PIECE_BYTES: Final = 8 << 20
+
+
+def piece_ranges(size_bytes: int) -> Iterator[tuple[int, int]]:
+    """The ranges in which an object is read that is read as a whole: of each, as much as is to be
+    in memory.
+    """
+    for start in range(0, size_bytes, WHOLE_PIECE_BYTES):
+        yield start, min(start + WHOLE_PIECE_BYTES, size_bytes)
 
 
 def read_range(store: ObjectStore, key: str, start: int, end: int) -> bytes:

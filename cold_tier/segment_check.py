@@ -40,7 +40,7 @@ from tierlog.cold_tier.index_bundle import (
     parse_spans,
 )
 from tierlog.cold_tier.key_filters import KeyFilters, find_key_filters
-from tierlog.cold_tier.ranged_reader import read_range
+from tierlog.cold_tier.ranged_reader import piece_ranges, read_range
 from tierlog.cold_tier.segment_lookup import check_table
 from tierlog.object_store.store import ObjectStore
 from tierlog.record_format.batch import (
@@ -218,9 +218,6 @@ def _first_chunk(body: Buffer, position: int, *, next_offset: int, file: str) ->
         has_gap=run.has_gap,
         has_transactions=run.has_transactions,
     )
-
-
-PIECE_BYTES = 8 * 1024 * 1024
 
 
 def check_segment(
@@ -404,8 +401,7 @@ class _SegmentCheck:
     def _log_crc(self) -> int | None:
         """The log's CRC, for use without a chunk table: batches were verified before the upload."""
         log_crc = 0
-        for start in range(0, self.entry.size_bytes, PIECE_BYTES):
-            end = min(start + PIECE_BYTES, self.entry.size_bytes)
+        for start, end in piece_ranges(self.entry.size_bytes):
             body = self._read(self.entry.log_key, start, end)
             if body is None:
                 return None

@@ -113,6 +113,10 @@ class SegmentUploader:
     def reads_back(self) -> bool:
         return self._reads_back()
 
+    @property
+    def chunk_bytes(self) -> int:
+        return self._limits.chunk_bytes
+
     def upload_segment(
         self, files: SegmentFiles, *, folder: str, leader_epoch: int, filters_keys: bool = True
     ) -> SegmentEntry:

@@ -90,6 +90,7 @@ class MergePlan(msgspec.Struct, frozen=True, kw_only=True):
     leader_epoch: int
     index_interval_bytes: int
     filters_keys: bool
+    chunk_bytes: int
     reads_back: bool
 
 

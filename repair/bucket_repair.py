@@ -45,9 +45,8 @@ from tierlog.broker.partition.rebuilt_segment import (
     verified_pieces,
     with_producers_of,
 )
-from tierlog.broker.partition.upkeep import PIECE_BYTES
 from tierlog.cold_tier.index_bundle import ParsedBundle
-from tierlog.cold_tier.ranged_reader import read_range
+from tierlog.cold_tier.ranged_reader import WHOLE_PIECE_BYTES, read_range
 from tierlog.cold_tier.segment_check import check_segment
 from tierlog.hot_tier.batch_walk import CheckedBatch
 from tierlog.hot_tier.open_files import SECTOR_BYTES
@@ -395,7 +394,7 @@ class _ObjectBytes:
     def read(self, size_bytes: int, position: int) -> bytes:
         end = min(position + size_bytes, self._size_bytes)
         if not self._start <= position <= end <= self._start + len(self._piece):
-            until = min(max(end, position + PIECE_BYTES), self._size_bytes)
+            until = min(max(end, position + WHOLE_PIECE_BYTES), self._size_bytes)
             self._piece, self._start = self._read(position, until), position
         return self._piece[position - self._start : end - self._start]
 

@@ -98,7 +98,6 @@ class BackgroundTasks:
                 topics,
                 bucket,
                 scratch=folder.scratch("merge"),
-                clock=clock,
                 check_room=check_room,
                 failures=self.failures,
             )

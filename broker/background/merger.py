@@ -3,9 +3,7 @@ their place. What is merged, `merging` decides.
 
 * Only segments of which nothing is on local disk: a local segment begins and ends where segments of
   the bucket do, which compaction relies on. Never those of compacted topics.
-* Batches stay as they are. Offset and time index and the chunk table are made anew; the producer
-  snapshot is the last segment's, the aborted transactions are those of all.
-* Each object is read in full and has to have the manifest's CRC-32C, and so has what was uploaded,
+* `merged_segment` makes the files, here as on executors. What was uploaded has to have their bytes
   before the commit. Until then the manifest names the old objects: whatever is interrupted leaves
   at most an orphan. After it they are garbage (`manifest.garbage`), so readers in flight and pins
   still have them.
@@ -22,7 +20,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -33,12 +30,11 @@ import structlog
 from tierlog.broker.background.merging import MergeLimits, Run, limits_of, plan_runs
 from tierlog.broker.background.task_failures import TaskFailures
 from tierlog.broker.bucket.bucket import Bucket
+from tierlog.broker.data_folder.disk_reserve import raising_disk_full
 from tierlog.broker.partition.partition import Partition
-from tierlog.broker.partition.rebuilt_segment import rebuilt_segment, with_transactions
 from tierlog.broker.topics.live_topics import LiveTopics
 from tierlog.broker.topics.topics import Topic
-from tierlog.cold_tier.merged_segment import JoinedBytes, pieces_of, read_piece
-from tierlog.cold_tier.segment_lookup import load_bundle
+from tierlog.cold_tier.merged_segment import merged_files
 from tierlog.host.threads import Threads
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.record_format.errors import (
@@ -85,11 +81,10 @@ class Merger:
         bucket: Bucket,
         *,
         scratch: Path,
-        clock: Callable[[], int],
         check_room: Callable[[int], None],
         failures: TaskFailures,
     ) -> None:
-        self._topics, self._bucket, self._scratch, self._clock = topics, bucket, scratch, clock
+        self._topics, self._bucket, self._scratch = topics, bucket, scratch
         self._check_room, self._failures = check_room, failures
         self._reads = Threads(READS, name="merge")
         self._merging, self._stopping = threading.Lock(), threading.Event()
@@ -201,19 +196,15 @@ class Merger:
         store = self._bucket.store_status.require_store()
         with self._merging:
             self._check_room(_size_of(run))
-            txn_index, snapshot = bytearray(), b""
-            for bundle in self._ahead(run, partial(load_bundle, store)):
-                txn_index += bundle.txn_index
-                snapshot = bundle.producer_snapshot
-            whole = msgspec.structs.replace(run[0], last_offset=run[-1].last_offset)
-            body = JoinedBytes(self._ahead(pieces_of(run), partial(read_piece, store)))
-            with rebuilt_segment(
-                self._scratch, partition, whole, body, clock=self._clock
-            ) as rebuilt:
-                files = with_transactions(
-                    rebuilt.files, snapshot=snapshot, txn_index=bytes(txn_index)
-                )
-                partition.upkeep.replace_merged(run, files, log_crc32c=body.crc32c)
+            merged = merged_files(
+                store,
+                run,
+                scratch=self._scratch,
+                index_interval_bytes=partition.config.index_interval_bytes,
+                in_order=self._ahead,
+            )
+            with raising_disk_full(self._scratch), merged as files:
+                partition.upkeep.replace_merged(run, files)
         log.info(
             "segments merged",
             partition=str(partition),
@@ -223,7 +214,7 @@ class Merger:
             size_bytes=_size_of(run),
         )
 
-    def _ahead(self, items: Iterable[T], call: Callable[[T], R]) -> Iterator[R]:
+    def _ahead(self, call: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]:
         """`call` of each item, in order, some ahead in threads. Raises ShuttingDown."""
         pending: deque[Future[R]] = deque()
         for item in items:

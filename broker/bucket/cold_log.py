@@ -27,12 +27,12 @@ from tierlog.broker.data_folder.bucket_state import BucketState
 from tierlog.broker.data_folder.disk_reserve import raising_disk_full
 from tierlog.cold_tier.cold_reader import ColdReader
 from tierlog.cold_tier.key_search import KeySearch
+from tierlog.cold_tier.merged_segment import MergedFiles, as_entry_of
 from tierlog.cold_tier.segment_check import check_segment
-from tierlog.cold_tier.segment_uploader import SegmentUploader
+from tierlog.cold_tier.segment_uploader import SegmentFiles, SegmentUploader
 from tierlog.host.file_slice import TierRead
 from tierlog.host.waiting import Wait
 from tierlog.hot_tier.log_config import LogConfig
-from tierlog.hot_tier.segment import SegmentFiles
 from tierlog.manifest import transitions
 from tierlog.manifest.codec import mergeable_pages
 from tierlog.manifest.garbage import Collector, GarbagePlan, GarbagePolicy
@@ -227,19 +227,13 @@ class ColdLog:
             )
         return entry
 
-    def replace_merged(
-        self, run: Sequence[SegmentEntry], files: SegmentFiles, *, log_crc32c: int
-    ) -> None:
+    def replace_merged(self, run: Sequence[SegmentEntry], files: MergedFiles) -> None:
         """Upload the segment that has the bytes of all of `run`, check it, and commit it in their
         place. Raises CorruptDataError if it is not what was expected.
         """
         with self.uploading(files.base_offset):
-            merged = msgspec.structs.replace(
-                self.upload_files(files),
-                last_offset=run[-1].last_offset,
-                modified_ms=max(one.modified_ms for one in run),
-            )
-            self._commit_merged(run, merged, log_crc32c=log_crc32c)
+            merged = as_entry_of(run, self.upload_files(files))
+            self._commit_merged(run, merged, log_crc32c=files.log_crc32c)
 
     def merge_plan(self, runs: list[list[SegmentEntry]], *, index_interval_bytes: int) -> MergePlan:
         """Of these runs, for whoever makes the merged segments elsewhere."""
@@ -249,6 +243,7 @@ class ColdLog:
             leader_epoch=self.ownership.epoch,
             index_interval_bytes=index_interval_bytes,
             filters_keys=self.filters_keys,
+            chunk_bytes=self._uploader.chunk_bytes,
             reads_back=self._uploader.reads_back,
         )
 

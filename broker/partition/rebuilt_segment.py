@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tierlog.broker.partition.partition import Partition
-from tierlog.broker.partition.upkeep import PIECE_BYTES
 from tierlog.cold_tier.index_bundle import ParsedBundle
 from tierlog.cold_tier.merged_segment import check_log_crc
-from tierlog.cold_tier.ranged_reader import read_range
+from tierlog.cold_tier.ranged_reader import piece_ranges, read_range
 from tierlog.cold_tier.segment_lookup import load_bundle
 from tierlog.host.disk import disk_full, is_disk_full
 from tierlog.hot_tier import closed_log
@@ -74,15 +73,10 @@ def rebuilt_segment(
 
 def with_producers_of(files: SegmentFiles, bundle: ParsedBundle) -> SegmentFiles:
     """`files`, with the producer and transaction state from before the loss."""
-    snapshot = bundle.producer_snapshot or files.snapshot.read_bytes()
-    return with_transactions(files, snapshot=snapshot, txn_index=bundle.txn_index)
-
-
-def with_transactions(files: SegmentFiles, *, snapshot: bytes, txn_index: bytes) -> SegmentFiles:
-    """`files`, with this producer snapshot at the end, and this transaction index."""
-    _write(files.snapshot, [snapshot])
+    if bundle.producer_snapshot:
+        _write(files.snapshot, [bundle.producer_snapshot])
     txnindex = path_of(files.log.parent, files.base_offset, TRANSACTION_INDEX)
-    _write(txnindex, [txn_index])
+    _write(txnindex, [bundle.txn_index])
     return replace(files, txnindex=txnindex)
 
 
@@ -90,8 +84,7 @@ def object_pieces(store: ObjectStore, entry: SegmentEntry) -> Iterator[bytes]:
     """The bytes of an entry's `.log` object. Raises StoreUnavailable, MissingObject, and at the end
     CorruptDataError.
     """
-    starts = range(0, entry.size_bytes, PIECE_BYTES)
-    ranges = ((start, min(start + PIECE_BYTES, entry.size_bytes)) for start in starts)
+    ranges = piece_ranges(entry.size_bytes)
     return verified_pieces((read_range(store, entry.log_key, *each) for each in ranges), entry)
 
 

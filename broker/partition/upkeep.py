@@ -16,6 +16,8 @@ from itertools import takewhile
 import msgspec
 
 from tierlog.broker.bucket.cold_log import ColdLog, EmptyColdTier
+from tierlog.cold_tier.merged_segment import MergedFiles
+from tierlog.cold_tier.ranged_reader import WHOLE_PIECE_BYTES, piece_ranges
 from tierlog.host.file_slice import pread_exactly
 from tierlog.hot_tier.log import PartitionLog
 from tierlog.hot_tier.salvage import Salvage
@@ -30,8 +32,6 @@ from tierlog.record_format.errors import (
     UnknownSegment,
 )
 from tierlog.record_format.segment_entry import MergePlan, SegmentEntry
-
-PIECE_BYTES = 8 << 20
 
 
 class PartitionUpkeep:
@@ -136,14 +136,13 @@ class PartitionUpkeep:
         log, offset = self._log, entry.base_offset
         if log.first_local_offset <= offset < log.log_start_offset:  # reads refuse such offsets
             with closing(log.sealed.open(offset)) as whole:
-                for start in range(0, whole.size_bytes, PIECE_BYTES):
-                    size_bytes = min(PIECE_BYTES, whole.size_bytes - start)
-                    yield pread_exactly(whole.file, size_bytes, start)
+                for start, end in piece_ranges(whole.size_bytes):
+                    yield pread_exactly(whole.file, end - start, start)
             return
         if offset < log.local_log_start_offset or entry.next_offset > log.high_watermark:
             raise log.offsets.trimmed(f"{log}: offset {offset} is not on local disk")
         while offset < entry.next_offset:
-            read = log.read_hot(offset, max_bytes=PIECE_BYTES, end_offset=entry.next_offset)
+            read = log.read_hot(offset, max_bytes=WHOLE_PIECE_BYTES, end_offset=entry.next_offset)
             if not read.slices:
                 return
             with closing(read):
@@ -224,12 +223,10 @@ class PartitionUpkeep:
                 return
             yield entry
 
-    def replace_merged(
-        self, run: Sequence[SegmentEntry], files: SegmentFiles, *, log_crc32c: int
-    ) -> None:
+    def replace_merged(self, run: Sequence[SegmentEntry], files: MergedFiles) -> None:
         """Upload what `run` was merged to, and commit it in their place."""
         assert isinstance(self._cold, ColdLog), "there is no bucket to merge in"
-        self._cold.replace_merged(run, files, log_crc32c=log_crc32c)
+        self._cold.replace_merged(run, files)
 
     def merge_plan(self, runs: list[list[SegmentEntry]]) -> MergePlan:
         """Of these runs, with what their merged segments are made with."""

@@ -43,8 +43,9 @@ from tierlog.broker.broker import Broker
 from tierlog.broker.bucket.cold_log import ColdLog
 from tierlog.broker.bucket.cold_reads import ColdReads, uses_bucket
 from tierlog.broker.group_coordinator.groups import NewOffset
-from tierlog.broker.partition.rebuilt_segment import with_transactions
 from tierlog.broker.settings import BrokerSettings
+from tierlog.cold_tier import merged_segment
+from tierlog.cold_tier.segment_lookup import load_bundle
 from tierlog.host.durable_file import REAL_DISK
 from tierlog.hot_tier.log_config import LogConfig
 from tierlog.hot_tier.log_writer import Acks
@@ -835,13 +836,11 @@ def test_the_simulation_catches_local_deletion_before_the_upload(
 def test_the_simulation_catches_a_merge_that_deletes_before_it_commits(
     tmp_path, failing_disk, monkeypatch
 ):
-    replace_merged = ColdLog.replace_merged
-
-    def delete_and_replace(cold, run, files, **more):
+    def delete_and_fail(cold, run, files):
         cold._manifests.objects.delete([key for one in run for key in one.keys])
-        replace_merged(cold, run, files, **more)
+        raise StoreUnavailable("the upload that follows")
 
-    monkeypatch.setattr(ColdLog, "replace_merged", delete_and_replace)
+    monkeypatch.setattr(ColdLog, "replace_merged", delete_and_fail)
     with pytest.raises((Wrong, MissingObject)):
         _run_from(5, tmp_path, failing_disk)
 
@@ -849,10 +848,10 @@ def test_the_simulation_catches_a_merge_that_deletes_before_it_commits(
 def test_the_simulation_catches_a_merge_that_loses_aborted_transactions(
     tmp_path, failing_disk, monkeypatch
 ):
-    def without_aborted(files, *, snapshot, **_):
-        return with_transactions(files, snapshot=snapshot, txn_index=b"")
+    def without_aborted(store, segment):
+        return load_bundle(store, segment)._replace(txn_index=b"")
 
-    monkeypatch.setattr(merger, "with_transactions", without_aborted)
+    monkeypatch.setattr(merged_segment, "load_bundle", without_aborted)
     with pytest.raises(Wrong, match="committed up to"):
         _run_from(2, tmp_path, failing_disk)
 

@@ -240,15 +240,17 @@ class CompactOptions(ClientOptions):
         """The options of the Spark source."""
         if self.store is None:
             raise typer.BadParameter("--spark requires --store: executors use the bucket directly")
-        options = SourceOptions(
-            store=self.store,
-            server=self.server,
-            endpoint=self.endpoint,
-            region=self.region,
-            token_file=self.token_file,
-        )
-        more = {"token": self.token, "caFile": str(self.ca_file) if self.ca_file else None}
-        return options.of(",".join(topics), more)
+        named = {
+            "store": self.store,
+            "server": self.server,
+            "endpoint": self.endpoint,
+            "region": self.region,
+            "token": self.token,
+            "tokenFile": self.token_file,
+            "caFile": self.ca_file,
+            "subscribe": ",".join(topics),
+        }
+        return {name: str(value) for name, value in named.items() if value is not None}
 
 
 @app.command("compact")

@@ -217,6 +217,7 @@ EXAMPLES: Final[Mapping[str, Any]] = {
         "leader_epoch": 1,
         "index_interval_bytes": 4096,
         "filters_keys": True,
+        "chunk_bytes": 8388608,
         "reads_back": False,
     },
     "VerifyReport": {

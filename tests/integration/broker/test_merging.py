@@ -11,6 +11,7 @@ from tests.fakes.faulty_object_store import FailsAfter, WrongBytes
 from tierlog.broker.background import merger as merger_module
 from tierlog.broker.partition.segment_listing import iter_segments
 from tierlog.broker.partition.upkeep import PartitionUpkeep
+from tierlog.cold_tier.index_bundle import SectionKind, parse_bundle, parse_directory
 from tierlog.cold_tier.merged_segment import merge_objects
 from tierlog.cold_tier.segment_lookup import load_bundle
 from tierlog.hot_tier.log_config import LogConfig
@@ -115,8 +116,11 @@ def test_merged_segments_have_the_same_bytes_and_indexes_of_their_own(harness):
     assert merge(harness).new_segments == 0
 
 
-def test_a_segment_that_is_merged_elsewhere_is_as_one_that_the_broker_merges(harness):
-    small_segments(harness, 6)
+@pytest.mark.parametrize("key_filter", [True, False])
+def test_a_segment_that_is_merged_elsewhere_is_as_one_that_the_broker_merges(harness, key_filter):
+    """With its chunks, and with filters of keys or without."""
+    harness.restart(cache_chunk_bytes=1000)
+    small_segments(harness, 6, config={**CONFIG, "key.filter": key_filter})
     plan = harness.broker.plan_merges("t", 0)
     merged = merge_objects(harness.store, plan.runs[0], plan, scratch=harness.root / "elsewhere")
     merge(harness)
@@ -128,6 +132,9 @@ def test_a_segment_that_is_merged_elsewhere_is_as_one_that_the_broker_merges(har
     }
     bodies = [harness.store.get(one.indexes_key, max_bytes=1 << 20) for one in (merged, here)]
     assert bodies[0] == bodies[1]
+    assert len(parse_bundle(bodies[0], file="f").table.chunks) > 3
+    kinds = parse_directory(bodies[0], file="f").sections
+    assert (SectionKind.KEY_FILTERS in kinds) == key_filter
     harness.broker.commit_merged("t", 0, merged)  # its bytes are there: it changes nothing
     assert entries(harness) == [here]
 
@@ -291,14 +298,14 @@ def killed(_call, key):
 
 
 @pytest.mark.parametrize("error", [unavailable, killed])
-def test_a_merge_that_ends_at_any_request_loses_nothing(harness, error):
+def test_a_merge_that_ends_at_any_request_loses_nothing(harness, error, merge_all):
     small_segments(harness, 3)
     before, number, merged = facts(harness), 0, False
     while not merged:
         number += 1
         is_reached = failing_at(harness, number, error, calls=ANY_CALL)
         try:
-            merge(harness)
+            merge_all(harness)
         except (StoreUnavailable, OutcomeUnknownError):
             pass
         except Killed:
