@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tierlog.client.responses import ProducerIdentity, Topic
     from tierlog.client.transactions import AsyncTransaction, Transaction
     from tierlog.client.wire import Limits
+    from tierlog.integrations.polars import scan_polars
     from tierlog.record_format.decode import Record
     from tierlog.spark_reader.arrow_dataset import dataset, read_arrow
 
@@ -59,6 +60,7 @@ __all__ = [
     "dataset",
     "errors",
     "read_arrow",
+    "scan_polars",
 ]
 
 _MODULES: Final = {
@@ -76,7 +78,11 @@ _MODULES: Final = {
     "client.wire": ("Limits",),
     "record_format.decode": ("Record",),
 }
-_ARROW: Final = ("dataset", "read_arrow")  # need the extra `arrow`
+_EXTRAS: Final = {  # need one
+    "dataset": "spark_reader.arrow_dataset",
+    "read_arrow": "spark_reader.arrow_dataset",
+    "scan_polars": "integrations.polars",
+}
 _MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names}
 
 
@@ -85,8 +91,8 @@ if not TYPE_CHECKING:  # else a type checker would accept any name, with type An
     def __getattr__(name: str) -> Any:
         if name == "errors":
             return import_module("tierlog.errors")
-        if name in _ARROW:
-            return _of_arrow(name)
+        if name in _EXTRAS:
+            return _of_an_extra(name)
         if name in _MODULE_OF:
             return getattr(import_module(f"tierlog.{_MODULE_OF[name]}"), name)
         raise AttributeError(f"module 'tierlog' has no attribute {name!r}")
@@ -97,9 +103,9 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def _of_arrow(name: str) -> Any:
+def _of_an_extra(name: str) -> Any:
     try:
-        return getattr(import_module("tierlog.spark_reader.arrow_dataset"), name)
+        return getattr(import_module(f"tierlog.{_EXTRAS[name]}"), name)
     except ModuleNotFoundError as error:
         from tierlog.extras import how_to_install
 
@@ -108,7 +114,7 @@ def _of_arrow(name: str) -> Any:
         missing = ModuleNotFoundError(f"tierlog.{name}: {hint}", name=error.name)
 
     def not_installed(*_: Any, **__: Any) -> Any:
-        """Needs the extra `arrow`. Raises when it is called: `help`, `from tierlog import *` and
+        """Needs an extra. Raises when it is called: `help`, `from tierlog import *` and
         whatever else looks at all names of a module must work without it.
         """
         raise missing

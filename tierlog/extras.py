@@ -20,6 +20,7 @@ OPTIONAL_PACKAGES: Final[Mapping[str, OptionalPackage]] = MappingProxyType(
         "numpy": OptionalPackage("native kernels", "arrow"),
         "pyarrow": OptionalPackage("Arrow and Parquet", "arrow"),
         "duckdb": OptionalPackage("SQL without Spark", "sql"),
+        "polars": OptionalPackage("topics in Polars", "polars"),
         "pyiceberg": OptionalPackage("topics as Iceberg tables", "iceberg"),
         "sqlalchemy": OptionalPackage("Iceberg catalogs in a database", "iceberg"),
         "pyspark": OptionalPackage("Spark", "spark"),

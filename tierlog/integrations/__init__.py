@@ -1,3 +1,3 @@
 """Topics in other libraries' terms: a thin file for each, over `tierlog.dataset` and with its
-arguments. Nothing else of tierlog's imports them.
+arguments. Of tierlog's own, only `tierlog.scan_polars` leads to one.
 """
