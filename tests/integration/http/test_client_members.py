@@ -301,7 +301,7 @@ def kafka_consumer(served: Served, seen: list[tuple[int, int]]) -> Iterator[Kafk
         group_id="g",
         auto_offset_reset="earliest",
         auto_commit_interval_ms=100,
-        session_timeout_ms=6000,
+        session_timeout_ms=30_000,  # on a busy machine its heartbeats may be late
         heartbeat_interval_ms=100,
     )
     stop = threading.Event()
