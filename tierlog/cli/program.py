@@ -248,8 +248,8 @@ def run_command(arguments: list[str]) -> int:
         sys.stdout.flush()
     except UsageError as error:
         return _usage(error)
-    except (typer.Abort, KeyboardInterrupt):
-        return INTERRUPTED
+    except (typer.Abort, KeyboardInterrupt) as error:
+        return _interrupted(error)
     except BrokenPipeError:
         return _output_closed()
     except SystemExit as error:
@@ -273,6 +273,15 @@ def run_command(arguments: list[str]) -> int:
     except (TierlogError, OSError) as error:
         return _print_error(_error_text(error))
     return code if isinstance(code, int) else 0
+
+
+def _interrupted(error: BaseException) -> int:
+    """Raises an EOFError of a command, which is a bug as any other exception: typer takes it for
+    the end of a prompt's input.
+    """
+    if isinstance(error.__cause__, EOFError):
+        raise error.__cause__ from None
+    return INTERRUPTED
 
 
 def _output_closed() -> int:

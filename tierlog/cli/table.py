@@ -39,7 +39,12 @@ from tierlog.cli.output import (
     record_counter,
     warn,
 )
-from tierlog.record_format.errors import OutcomeUnknownError, RetriableError, TierlogError
+from tierlog.record_format.errors import (
+    CorruptDataError,
+    OutcomeUnknownError,
+    RetriableError,
+    TierlogError,
+)
 from tierlog.record_format.units import parse_duration
 from tierlog.spark_reader.options import ReadOptions
 from tierlog.tables.catalog import (
@@ -369,8 +374,9 @@ def status(options: TableOptions, topic: TopicArgument, output: OutputOption = O
 @app.command("list")
 @takes(CatalogOptions)
 def list_tables(options: CatalogOptions, output: OutputOption = Output.AUTO) -> None:
-    """List the catalog's tables of topics."""
-    found = [status_of(one, None) for one in tables_of_topics(options.open())]
+    """List the catalog's tables of topics; exits with 1 if one of them cannot be read."""
+    damaged: list[CorruptDataError] = []
+    found = [status_of(one, None) for one in tables_of_topics(options.open(), damaged.append)]
     rows = [
         (
             one.table,
@@ -384,6 +390,10 @@ def list_tables(options: CatalogOptions, output: OutputOption = Output.AUTO) -> 
     ]
     columns = ("table", "topic", "mode", "records", "size", "last commit")
     output.table({"tables": list(map(_listed, found))}, columns, rows)
+    for error in damaged:
+        warn(str(error))
+    if damaged:
+        raise typer.Exit(1)
 
 
 _LISTED: Final = ("table", "topic", "mode", "location", "records", "size_bytes", "last_commit_ms")

@@ -24,7 +24,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
 
-from tierlog.tables.catalog import ATTEMPT, ERRORS, file_io_of
+from tierlog.tables.catalog import ATTEMPT, ERRORS, file_io_of, reading_files
 
 _ATTEMPTS: Final = "tierlog/attempts"
 _NONE: Final = "none"
@@ -99,20 +99,22 @@ def _delete_unknown(table: Table, attempt: Attempt) -> int:
 
 def files_of_snapshots(table: Table) -> set[str]:
     """Every file of rows, or of deletes, that a snapshot of the table has."""
-    return {
-        entry.data_file.file_path
-        for manifest in manifests_of(table)
-        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
-    }
+    with reading_files(table.name()):
+        return {
+            entry.data_file.file_path
+            for manifest in manifests_of(table)
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+        }
 
 
 def manifests_of(table: Table) -> Collection[ManifestFile]:
     """Every manifest that a snapshot of the table has."""
-    return {
-        manifest.manifest_path: manifest
-        for snapshot in table.metadata.snapshots
-        for manifest in snapshot.manifests(table.io)
-    }.values()
+    with reading_files(table.name()):
+        return {
+            manifest.manifest_path: manifest
+            for snapshot in table.metadata.snapshots
+            for manifest in snapshot.manifests(table.io)
+        }.values()
 
 
 def _attempts(table: Table) -> Iterator[Attempt]:

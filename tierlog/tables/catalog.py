@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from types import MappingProxyType
@@ -28,6 +29,7 @@ from pyiceberg.exceptions import (
     NotInstalledError,
     RESTError,
     TableAlreadyExistsError,
+    ValidationError,
     ValidationException,
 )
 from pyiceberg.io import ARROW_FILE_IO, PY_IO_IMPL
@@ -54,6 +56,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tierlog.record_format.errors import (
     ConfigurationError,
+    CorruptDataError,
     InvalidRequest,
     OutcomeUnknownError,
     RequestError,
@@ -108,6 +111,16 @@ _PROPERTIES: Final = {
 
 _CONFIGURED: Final = (NoSuchPropertyException, NotInstalledError, ImportError, ValueError)
 _UNAVAILABLE: Final = (RESTError, SQLAlchemyError, OSError)
+_DAMAGE: Final = (
+    EOFError,
+    LookupError,
+    SystemError,
+    TypeError,
+    ValidationError,
+    ValueError,
+    zlib.error,
+)
+"""What PyIceberg raises of files that are damaged."""
 
 
 class UnknownTable(RequestError):
@@ -217,8 +230,10 @@ def create_table(
 
 
 def load_table(catalog: Catalog, name: Name) -> Table:
-    """A table of a topic. Raises UnknownTable, CatalogUnavailable, ConfigurationError."""
-    with answers(name):
+    """A table of a topic. Raises UnknownTable, CorruptDataError, CatalogUnavailable,
+    ConfigurationError.
+    """
+    with answers(name), reading_files(name):
         table = catalog.load_table(name)
     if PROPERTY not in table.properties:
         raise UnknownTable(f"table {dotted(name)} is not of a topic: it has no {PROPERTY}")
@@ -226,8 +241,10 @@ def load_table(catalog: Catalog, name: Name) -> Table:
     return table
 
 
-def tables_of_topics(catalog: Catalog) -> Iterator[Table]:
-    """All of the catalog, in every namespace."""
+def tables_of_topics(
+    catalog: Catalog, on_damaged: Callable[[CorruptDataError], None]
+) -> Iterator[Table]:
+    """All of the catalog, in every namespace, that can be read."""
     with answers(()):
         namespaces = catalog.list_namespaces()
     for namespace in namespaces:
@@ -238,6 +255,8 @@ def tables_of_topics(catalog: Catalog) -> Iterator[Table]:
                 yield load_table(catalog, name)
             except UnknownTable:
                 continue
+            except CorruptDataError as error:
+                on_damaged(error)
 
 
 def drop_table(catalog: Catalog, table: Table, *, purge: bool) -> None:
@@ -395,6 +414,20 @@ class _OneCommit:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._catalog, name)
+
+
+@contextmanager
+def reading_files(name: Name) -> Iterator[None]:
+    """Around what does no more than read a table's files. Raises CorruptDataError if one is damaged
+    or gone.
+    """
+    try:
+        yield
+    except (FileNotFoundError, *_DAMAGE) as error:
+        if isinstance(error, _UNAVAILABLE) and not isinstance(error, FileNotFoundError):
+            raise  # some of the libraries' are a ValueError, too
+        where = f"table {dotted(name)}"
+        raise CorruptDataError(f"its files cannot be read: {_line(error)}", file=where) from error
 
 
 @contextmanager

@@ -39,6 +39,7 @@ from tierlog.tables.catalog import (
     has_columns,
     load_table,
     position_of,
+    reading_files,
     stored_position,
 )
 from tierlog.tables.position import Position, TableRolledBack
@@ -118,10 +119,10 @@ class Refused(NamedTuple):
 
 def latest_refused(errors: Table, *, limit: int = REFUSED_SHOWN) -> list[Refused]:
     """The latest rows by time, newest first. Of a file only the last row group is read. Raises
-    CatalogUnavailable.
+    CatalogUnavailable, CorruptDataError.
     """
     found: list[Refused] = []
-    with answers(errors.name()):
+    with answers(errors.name()), reading_files(errors.name()):
         files = sorted((one.file for one in errors.scan().plan_files()), key=_last_time)
         for file in reversed(files):
             if len(found) >= limit:

@@ -50,6 +50,7 @@ from tierlog.tables.catalog import (
     file_io_of,
     load_table,
     position_of,
+    reading_files,
     time_column,
 )
 from tierlog.tables.data_files import FILE_BYTES, DayFiles
@@ -137,7 +138,9 @@ def _compact(catalog: Catalog, name: Name) -> tuple[int, int]:
 def _groups(table: Table) -> Iterator[Sequence[DataFile]]:
     """Small files of a day that become one or a few large ones."""
     days: dict[Any, list[DataFile]] = {}
-    for task in table.scan().plan_files():
+    with reading_files(table.name()):
+        tasks = list(table.scan().plan_files())
+    for task in tasks:
         file = task.file
         if file.file_size_in_bytes < SMALL_BYTES and not task.delete_files:
             days.setdefault((file.spec_id, file.partition), []).append(file)

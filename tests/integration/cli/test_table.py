@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 
 from tests.fakes.topic_tables import TOPIC, JsonTable, TopicTable, check_each_once
 from tests.fakes.waiting import until
+from tierlog.cli.program import run_command
 from tierlog.manifest.topic_objects import TopicObjects
 
 
@@ -127,6 +129,40 @@ def test_a_table_follows_its_topic(offline, tmp_path):
         table.put(4)
         until(lambda: table.rows().num_rows == 177)
     check_each_once(table)
+
+
+def test_a_table_whose_files_are_damaged_is_named_and_hides_no_other(tmp_path, capsys):
+    table = JsonTable(tmp_path)
+    table.put_values({"id": 1}, b"x")
+    table.create()
+    table.run()
+    catalog = ["--catalog", f"sqlite:///{tmp_path}/catalog.db", "--warehouse", table.warehouse]
+
+    def fails(*arguments):
+        """What is printed, and the error."""
+        assert run_command(["table", *arguments, *catalog, "--output", "json"]) == 1
+        return capsys.readouterr()
+
+    metadata = Path(table.load().metadata_location.removeprefix("file://"))
+    whole = metadata.read_bytes()
+    for damage in (lambda: metadata.write_text("{}"), metadata.unlink):
+        damage()
+        shown = fails("list")
+        (listed,) = json.loads(shown.out)["tables"]
+        assert listed["table"] == "tierlog.many_errors"
+        damaged = "table tierlog.many: its files cannot be read: "
+        assert damaged in shown.err
+        for command in (
+            ("status", TOPIC),
+            ("sync", TOPIC, "--store", table.url),
+            ("maintain", "tierlog.many"),
+            ("drop", "tierlog.many", "--yes"),
+        ):
+            assert damaged in fails(*command).err
+    metadata.write_bytes(whole)
+    for snapshot in metadata.parent.glob("snap-*.avro"):
+        snapshot.write_bytes(b"junk")
+    assert damaged in fails("maintain", "tierlog.many").err
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_a_table_has_each_record_once_over_kills_and_four_runs_at_once(table):
         assert [runs.wait(pid) for pid in [runs.start(table) for _ in range(4)]] == [0] * 4
     table.check_each_once()
     catalog = table.open_catalog()
-    assert len(list(tables_of_topics(catalog))) == 2
+    assert len(list(tables_of_topics(catalog, pytest.fail))) == 2
     assert maintain_table(catalog, table.name, Ages(), log=print).files_rewritten > 0
     table.check_each_once()
     drop_table(catalog, table.load(), purge=False)
@@ -50,4 +50,4 @@ def test_a_table_has_each_record_once_over_kills_and_four_runs_at_once(table):
 def test_a_catalog_that_does_not_answer_is_named(url):
     pytest.importorskip("psycopg2")
     with pytest.raises(CatalogUnavailable, match=r"catalog .*: "):
-        list(tables_of_topics(open_catalog(url, {})))
+        list(tables_of_topics(open_catalog(url, {}), pytest.fail))

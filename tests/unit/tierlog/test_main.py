@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
+
+from tierlog.cli import program
 
 ROOT = Path(__file__).parents[3]
 INTERRUPTED_IMPORT = """
@@ -75,3 +78,14 @@ for module in {entry.module for entry in COMMANDS.values()}:
 def test_each_commands_module_can_be_imported_alone():
     """No other command that was imported before made up for a cycle."""
     subprocess.run([sys.executable, "-W", "error", "-c", EACH_ALONE], check=True, cwd=ROOT)
+
+
+def test_a_bug_that_is_an_end_of_file_is_not_taken_for_an_interrupt(monkeypatch):
+    def command():
+        raise EOFError("EOF: read 1 bytes")
+
+    app = typer.Typer(add_completion=False)
+    app.command()(command)
+    monkeypatch.setattr(program, "load_command", lambda _: typer.main.get_command(app))
+    with pytest.raises(EOFError, match="read 1 bytes"):
+        program.run_command(["doctor"])
