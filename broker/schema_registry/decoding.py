@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _JSON_FACTOR: Final = 8  # of the limit of a value: what its JSON may have
 _PROBLEM_MAX: Final = 500  # characters
 Part = Literal["key", "value"]
+PARTS: Final[tuple[Part, ...]] = ("key", "value")
 
 
 class DecodedBy(msgspec.Struct, frozen=True):

@@ -1,5 +1,5 @@
 """Checks the values of produced records against the schemas of their topic (`schema.validation`),
-and encodes those that are given as JSON.
+and encodes keys and values that are given as JSON.
 
 * The subject is `<topic>-value`. With `id` a value begins with the id of one of its schemas, a zero
   byte and four; with `full` the rest of it is decoded, too. A null value, a tombstone, passes.
@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from tierlog.broker.membership.peers import SchemaCall
-from tierlog.broker.schema_registry.decoding import schema_id_of
+from tierlog.broker.schema_registry.decoding import Part, schema_id_of
 from tierlog.broker.schema_registry.formats import parse_schema
 from tierlog.record_format.errors import NotLeader, RetriableError
 from tierlog.record_format.produced import CheckValues, RefusedValues
@@ -92,9 +92,10 @@ class SchemaValidation:
         self._known[call] = _Known(found, now_ms)
         return found
 
-    def encoder(self, call: SchemaCall) -> Callable[[bytes], bytes]:
-        """Encodes values of JSON by a schema, its id before each. Both raise Malformed, and the
-        former retriable errors. A version is looked for each time: the latest may be another now.
+    def encoder(self, call: SchemaCall, part: Part) -> Callable[[bytes], bytes]:
+        """Encodes keys or values of JSON by a schema, its id before each. Both raise Malformed, and
+        the former retriable errors. A version is looked for each time: the latest may be another
+        now.
         """
         found = self._find(call) if call.schema_id is None else self.find_known(call)
         if found is None:
@@ -107,13 +108,14 @@ class SchemaValidation:
             try:
                 return head + parsed.encode_value(text)
             except Malformed as error:
-                raise Malformed(_no_value(found.schema_id, call.subject, error)) from error
+                problem = _no_value(found.schema_id, call.subject, error, part=part)
+                raise Malformed(problem) from error
 
         return encode
 
 
-def _no_value(schema_id: int, subject: str, error: Malformed) -> str:
-    return f"the value is not of schema {schema_id} of the subject {subject!r}: {error}"
+def _no_value(schema_id: int, subject: str, error: Malformed, *, part: Part = "value") -> str:
+    return f"the {part} is not of schema {schema_id} of the subject {subject!r}: {error}"
 
 
 class _Check(NamedTuple):

@@ -113,10 +113,13 @@ def _keep_rules_of_query(query: MutableMapping[str, Any], media_type: str) -> No
     if media_type != OCTETS:
         query.pop("key", None)
     query.pop("envelope", None)
-    if media_type in (OCTETS, BATCHES):
-        query.pop("value_schema_id", None)
-    if media_type in (OCTETS, BATCHES) or "value_schema_id" in query:
-        query.pop("value_schema_version", None)
+    for part in ("key", "value"):
+        # Without an envelope a line is a value.
+        if media_type in (OCTETS, BATCHES) or (part == "key" and media_type == NDJSON):
+            query.pop(f"{part}_schema_id", None)
+            query.pop(f"{part}_schema_version", None)
+        if f"{part}_schema_id" in query:
+            query.pop(f"{part}_schema_version", None)
 
 
 def _keep_rules_of_headers(headers: MutableMapping[str, Any], media_type: str) -> None:

@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Final
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import msgspec
 import typer
@@ -21,6 +21,7 @@ import typer
 from tierlog.cli.options import OutputOption, TopicArgument, client_command
 from tierlog.cli.output import Output, note, print_json, record_counter, warn
 from tierlog.cli.produce_input import (
+    Columns,
     Format,
     Item,
     LiveInput,
@@ -28,9 +29,11 @@ from tierlog.cli.produce_input import (
     csv_rows,
     format_of,
     full_lines,
+    json_key,
     lines,
     ndjson,
     parquet_rows,
+    plain_key,
 )
 from tierlog.client.wire import NDJSON, Acks
 
@@ -86,6 +89,14 @@ ValueSchema = Annotated[
         "TOPIC-value: latest, a version's number, or id: and an id.",
     ),
 ]
+KeySchema = Annotated[
+    str | None,
+    typer.Option(
+        metavar="VERSION",
+        help="As --value-schema, for keys, which are JSON too, by a schema of the subject "
+        "TOPIC-key. A cell of --key-column is taken as the JSON of its value.",
+    ),
+]
 AcksOption = Annotated[Acks, typer.Option(help="0 (not confirmed), 1 (written) or all (flushed).")]
 BatchRecords = Annotated[
     int, typer.Option(min=1, max=1_000_000, help="Maximum number of records per request.")
@@ -103,6 +114,7 @@ def produce(
     key_separator: KeySeparator = None,
     key_column: KeyColumn = None,
     delimiter: Delimiter = ",",
+    key_schema: KeySchema = None,
     value_schema: ValueSchema = None,
     acks: AcksOption = "all",
     batch_records: BatchRecords = 10_000,
@@ -115,10 +127,16 @@ def produce(
     JSON object per row; batches, Kafka's record batches unchanged.
     """
     file = None if str(file) == "-" else file  # the usual name of standard input
-    kind = _checked_format(format_, file, encoded=value_schema is not None)
+    schemas = _Schemas(key_schema, value_schema)
+    kind = _checked_format(format_, file, schemas, separated=key_separator is not None)
     key = _key_source(kind, separator=key_separator, column=key_column)
+    if key_schema is not None and key is None and kind is not Format.ENVELOPE:
+        raise typer.BadParameter(
+            "--key-schema requires keys: --key-separator, --key-column, or --format envelope"
+        )
     delimiter = _checked_delimiter(kind, delimiter)
-    target = _Target(client, topic, partition, acks, value_schema)
+    as_key = json_key if key_schema is not None else plain_key
+    target = _Target(client, topic, partition, acks, schemas)
     send = target.append_envelopes if kind is Format.ENVELOPE else target.append_records
     batcher = RequestBatcher(send, max_records=batch_records, max_bytes=MAX_REQUEST_BYTES)
     with (
@@ -129,12 +147,20 @@ def produce(
         if kind is Format.BATCHES:
             target.append_batches(source)
         else:
-            for number, item in _read_items(kind, source, file, key=key, delimiter=delimiter):
+            columns = Columns(key, as_key, delimiter)
+            for number, item in _read_items(kind, source, file, columns):
                 batcher.add_item(number, item)
             batcher.send_items()
     if not target.summary.records:
         client.describe_topic(topic)  # a wrong name is an error even if the input is empty
     target.summary.report(as_json=output.is_json)
+
+
+class _Schemas(NamedTuple):
+    """By which keys and values are encoded."""
+
+    key: str | None
+    value: str | None
 
 
 class _Target:
@@ -148,12 +174,12 @@ class _Target:
         topic: str,
         partition: int | None,
         acks: Acks,
-        value_schema: str | None,
+        schemas: _Schemas,
     ) -> None:
         from tierlog.client.problems import AppendWarning
 
         self._client, self._topic, self._partition, self._acks = client, topic, partition, acks
-        self._value_schema = value_schema
+        self._schemas = schemas
         warnings.simplefilter("ignore", AppendWarning)  # the summary shows them
         self.summary = _Summary(topic)
         self.on_appended: Callable[[int], None] = lambda _: None  # given the number of records
@@ -165,7 +191,8 @@ class _Target:
                 records,
                 partition=self._partition,
                 acks=self._acks,
-                value_schema=self._value_schema,
+                key_schema=self._schemas.key,
+                value_schema=self._schemas.value,
             )
         )
 
@@ -179,7 +206,8 @@ class _Target:
             partition=self._partition,
             acks=self._acks,
             envelope=True,
-            value_schema=self._value_schema,
+            key_schema=self._schemas.key,
+            value_schema=self._schemas.value,
         )
         self._appended(self._client.call(call))
 
@@ -202,13 +230,16 @@ class _Target:
         self._client.retries = RETRY_OVER_RESTART  # broker and topic exist
 
 
-def _checked_format(given: Format | None, file: Path | None, *, encoded: bool) -> Format:
-    """What a schema encodes is JSON."""
-    if not encoded:
-        return given or format_of(file)
-    if given in {Format.LINES, Format.BATCHES}:
-        raise typer.BadParameter("--value-schema requires values that are JSON: --format ndjson")
+def _checked_format(
+    given: Format | None, file: Path | None, schemas: _Schemas, *, separated: bool
+) -> Format:
+    """What a schema encodes is JSON. `separated`: lines are keys and values."""
     found = given or format_of(file)
+    if schemas == (None, None) or (found is Format.LINES and separated):
+        return found
+    if given in {Format.LINES, Format.BATCHES}:
+        option = "--value-schema" if schemas.value is not None else "--key-schema"
+        raise typer.BadParameter(f"{option} requires JSON: --format ndjson")
     return Format.NDJSON if found is Format.LINES else found
 
 
@@ -234,21 +265,21 @@ def _checked_delimiter(kind: Format, text: str) -> str:
 
 
 def _read_items(
-    kind: Format, source: IO[bytes], file: Path | None, *, key: str | None, delimiter: str
+    kind: Format, source: IO[bytes], file: Path | None, columns: Columns
 ) -> Iterator[tuple[int, Item]]:
-    """The items with their numbers in the input; `key` is from `_key_source`."""
+    """The items with their numbers in the input."""
     if kind is Format.ENVELOPE:
         return full_lines(source)
     if kind is Format.LINES:
-        return enumerate(lines(source, key_separator=key), 1)
+        return enumerate(lines(source, key_separator=columns.key), 1)
     if kind is Format.PARQUET:
         if file is None or not file.is_file():
             raise typer.BadParameter(
                 "--format parquet needs a FILE: a pipe cannot be read from its end"
             )
-        return enumerate(parquet_rows(file, key_column=key), 1)
+        return enumerate(parquet_rows(file, columns), 1)
     if kind is Format.CSV:
-        return enumerate(csv_rows(source, key_column=key, delimiter=delimiter), 1)
+        return enumerate(csv_rows(source, columns), 1)
     return enumerate(ndjson(source), 1)
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 import msgspec
 
@@ -84,47 +84,76 @@ def full_lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
             yield number, text
 
 
-def csv_rows(
-    source: IO[bytes], *, key_column: str | None = None, delimiter: str = ","
-) -> Iterator[NewRecord]:
+Key = bytes | str | None
+
+
+def plain_key(value: Any) -> Key:
+    """Of a cell that is text, bytes or an integer. Raises TypeError."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if value is None or isinstance(value, (str, bytes)):
+        return value
+    raise TypeError(f"a key must be text, bytes or an integer, not {type(value).__name__}")
+
+
+def json_key(value: Any) -> Key:
+    """Of any cell: its JSON."""
+    return None if value is None else msgspec.json.encode(value, enc_hook=_text)
+
+
+class Columns(NamedTuple):
+    """Where keys come from: a column, or for lines a separator; and `delimiter`, between cells."""
+
+    key: str | None = None
+    as_key: Callable[[Any], Key] = plain_key
+    delimiter: str = ","
+
+    def key_of(self, row: Mapping[str, Any]) -> Key:
+        try:
+            return None if self.key is None else self.as_key(row[self.key])
+        except TypeError as error:
+            raise InvalidRequest(f"column {self.key!r}: {error}") from error
+
+
+def csv_rows(source: IO[bytes], columns: Columns) -> Iterator[NewRecord]:
     """One JSON object per row, with the names of the first row; cells are text, empty cells null.
-    The cell of `key_column` is also the key.
+    The cell of the key's column is also the key.
 
     A byte order mark, which spreadsheets write, is skipped.
     """
     csv.field_size_limit(MAX_LINE_BYTES)
     # What is not UTF-8 is refused by the encoder of its row, since a decoder reads ahead.
     text = io.TextIOWrapper(source, "utf-8-sig", errors="surrogateescape", newline="")
-    rows = csv.DictReader(text, strict=True, delimiter=delimiter)
+    rows = csv.DictReader(text, strict=True, delimiter=columns.delimiter)
     try:
         msgspec.json.encode(rows.fieldnames)
-        _check_names(rows.fieldnames or (), key_column)
+        _check_names(rows.fieldnames or (), columns.key)
         for row in rows:
             if None in row:
                 raise InvalidRequest(
                     f"line {rows.reader.line_num}: more cells than the first row has columns"
                 )
             cells = {name: cell or None for name, cell in row.items()}
-            yield NewRecord(msgspec.json.encode(cells), key=_key(cells, key_column))
+            yield NewRecord(msgspec.json.encode(cells), key=columns.key_of(cells))
     except csv.Error as error:
         raise InvalidRequest(f"line {rows.reader.line_num}: {error}") from error
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"line {rows.reader.line_num}: not UTF-8") from error
 
 
-def parquet_rows(file: Path, *, key_column: str | None = None) -> Iterator[NewRecord]:
+def parquet_rows(file: Path, columns: Columns) -> Iterator[NewRecord]:
     """One JSON object per row; times as ISO 8601 text, bytes as base64, NaN as null. The value of
-    `key_column` (text, bytes or an integer) is also the key.
+    the key's column is also the key.
     """
     from pyarrow import parquet
 
     try:
         reader = parquet.ParquetFile(file)
-        _check_names(reader.schema_arrow.names, key_column)
+        _check_names(reader.schema_arrow.names, columns.key)
         for batch in reader.iter_batches():
             for row in batch.to_pylist():
                 value = msgspec.json.encode(row, enc_hook=_text)
-                yield NewRecord(value, key=_key(row, key_column))
+                yield NewRecord(value, key=columns.key_of(row))
     except (ValueError, OverflowError) as error:  # pyarrow's ArrowInvalid is a ValueError
         raise InvalidRequest(f"{file}: {error}") from error
     except LookupError as error:  # from pytz or zoneinfo, for an unknown name
@@ -139,16 +168,6 @@ def _check_names(names: Sequence[str], key_column: str | None) -> None:
     duplicates = [name for name, count in Counter(names).items() if count > 1]
     if duplicates:
         raise InvalidRequest(f"more than one column is named {duplicates[0]!r}")
-
-
-def _key(row: Mapping[str, Any], column: str | None) -> bytes | str | None:
-    value = None if column is None else row[column]
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if value is None or isinstance(value, (str, bytes)):
-        return value
-    kind = type(value).__name__
-    raise InvalidRequest(f"column {column!r}: a key must be text, bytes or an integer, not {kind}")
 
 
 def _text(value: Any) -> str:

@@ -163,29 +163,33 @@ def produce(
     partition: int | None = None,
     acks: Acks = "all",
     sequenced: Sequenced | None = None,
+    key_schema: str | int | None = None,
     value_schema: str | int | None = None,
 ) -> Call[responses.ProduceResponse]:
     """Append records as JSON in one request. After AnswerLost they may or may not be appended.
 
     `value_schema`: values are JSON, and the broker encodes them by a schema of the subject
-    `<topic>-value`: "latest", a version's number, or "id:" and an id.
+    `<topic>-value`: "latest", a version's number, or "id:" and an id. `key_schema`: the same of
+    keys, by one of `<topic>-key`.
     """
+    schemas = {"key": key_schema, "value": value_schema}
     return produce_body(
         topic,
-        to_json(records, of_json=value_schema is not None),
+        to_json(records, of_json=[part for part, given in schemas.items() if given is not None]),
         content_type=JSON,
         partition=partition,
         acks=acks,
         sequenced=sequenced,
+        key_schema=key_schema,
         value_schema=value_schema,
     )
 
 
-def _named_schema(given: str | int | None) -> dict[str, str]:
+def _named_schema(part: str, given: str | int | None) -> dict[str, str]:
     if given is None:
         return {}
     text = str(given)
-    named = "value_schema_id" if text.startswith("id:") else "value_schema_version"
+    named = f"{part}_schema_id" if text.startswith("id:") else f"{part}_schema_version"
     return {named: text.removeprefix("id:")}
 
 
@@ -247,6 +251,7 @@ def produce_body(
     expected_offset: int | None = None,
     transactional_id: str | None = None,
     envelope: bool = False,
+    key_schema: str | int | None = None,
     value_schema: str | int | None = None,
 ) -> Call[responses.ProduceResponse]:
     """Produce a body of any media type that the API accepts."""
@@ -268,7 +273,10 @@ def produce_body(
         -1 if expected_offset is None else expected_offset,
     )
     parameters = query(
-        acks=check_acks(acks), envelope=envelope or None, **_named_schema(value_schema)
+        acks=check_acks(acks),
+        envelope=envelope or None,
+        **_named_schema("key", key_schema),
+        **_named_schema("value", value_schema),
     )
     request = Request("POST", f"{path}/records", parameters, fields, body, subject=subject)
     # A conditional append is not retried either: the retry would fail on the log end that the first

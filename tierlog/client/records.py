@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from operator import index
 from typing import Final, Generic, NamedTuple, TypeVar, overload
@@ -127,18 +127,20 @@ class ConsumedRecord(NamedTuple):
     headers: Headers
 
 
-def to_json(records: Iterable[NewRecord | Value], *, of_json: bool = False) -> bytes:
-    """The body of a JSON produce request; `of_json`: values are JSON, not text."""
+def to_json(records: Iterable[NewRecord | Value], *, of_json: Collection[str] = ()) -> bytes:
+    """The body of a JSON produce request; `of_json`: which of key and value is JSON, not text."""
     members = [_to_member(record, of_json=of_json) for record in as_records(records)]
     return msgspec.json.encode({"records": members})
 
 
-def _json_source(value: Value) -> JsonSource | None:
-    source = to_bytes(value, name="value")
+def _member(name: str, content: Value, of_json: Collection[str]) -> dict[str, object]:
+    if name not in of_json:
+        return json_member(name, content)
+    source = to_bytes(content, name=name)
     try:
-        return None if source is None else _SOURCE.decode(source)
+        return {name: None if source is None else _SOURCE.decode(source)}
     except msgspec.DecodeError as error:
-        raise InvalidRequest(f"value: not JSON: {error}") from error
+        raise InvalidRequest(f"{name}: not JSON: {error}") from error
 
 
 def as_records(records: Iterable[NewRecord | Value]) -> list[NewRecord]:
@@ -151,12 +153,10 @@ def as_records(records: Iterable[NewRecord | Value]) -> list[NewRecord]:
     return [record if isinstance(record, NewRecord) else NewRecord(record) for record in records]
 
 
-def _to_member(record: NewRecord, *, of_json: bool) -> dict[str, object]:
-    member = json_member("value", record.value)
-    if of_json:
-        member = {"value": _json_source(record.value)}
+def _to_member(record: NewRecord, *, of_json: Collection[str]) -> dict[str, object]:
+    member = _member("value", record.value, of_json)
     if record.key is not None:
-        member |= json_member("key", record.key)
+        member |= _member("key", record.key, of_json)
     if record.timestamp is not None:
         member["timestamp"] = time_of_record(record.timestamp)
     if headers := to_headers(record.headers):

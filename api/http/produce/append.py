@@ -29,6 +29,7 @@ from tierlog.api.http.responses import Response, json_response
 from tierlog.api.http.schemas import Accepted, PartitionResult, Produced
 from tierlog.api.serving.produced_batches import AS_PRODUCED
 from tierlog.broker.partition.partition import Partition
+from tierlog.broker.schema_registry.decoding import PARTS, Part
 from tierlog.broker.topics.topics import Topic
 from tierlog.hot_tier.config_words import in_words
 from tierlog.hot_tier.log_config import LogConfig
@@ -63,17 +64,29 @@ _OLD: Final = "older-than-retention"
 _VERSION: Final = "^(latest|[1-9][0-9]{0,8})$"
 
 
+SchemaId = Annotated[int, Meta(ge=1, le=INT_MAX)] | UnsetType
+SchemaVersion = Annotated[str, Meta(pattern=_VERSION)] | UnsetType
+
+
 class ProduceQuery(msgspec.Struct, forbid_unknown_fields=True):
     acks: Literal["0", "1", "all", "-1"] = "all"
     envelope: bool = False
     key: str | UnsetType = UNSET
     key_base64: str | UnsetType = UNSET
-    value_schema_id: Annotated[int, Meta(ge=1, le=INT_MAX)] | UnsetType = UNSET
-    value_schema_version: Annotated[str, Meta(pattern=_VERSION)] | UnsetType = UNSET
+    key_schema_id: SchemaId = UNSET
+    key_schema_version: SchemaVersion = UNSET
+    value_schema_id: SchemaId = UNSET
+    value_schema_version: SchemaVersion = UNSET
+
+    def schema_of(self, part: Part) -> tuple[SchemaId, SchemaVersion]:
+        if part == "key":
+            return self.key_schema_id, self.key_schema_version
+        return self.value_schema_id, self.value_schema_version
 
     @property
-    def names_schema(self) -> bool:
-        return self.value_schema_id is not UNSET or self.value_schema_version is not UNSET
+    def encoded(self) -> list[Part]:
+        """What is JSON that a schema encodes."""
+        return [part for part in PARTS if self.schema_of(part) != (UNSET, UNSET)]
 
 
 class ProducerState(NamedTuple):
@@ -182,16 +195,20 @@ def _check_values(columns: RecordColumns, check: CheckValues) -> None:
         raise mismatch(loc, found.problem.partition(": ")[2])
 
 
-def encode_values(columns: RecordColumns, encode: Callable[[bytes], bytes]) -> RecordColumns:
-    """Of values that are JSON; null stays null. Raises SchemaMismatch."""
-    values = list(columns.values)
-    for row, value in enumerate(values):
-        if value is not None:
+def encode_column(
+    columns: RecordColumns, part: Part, encode: Callable[[bytes], bytes]
+) -> RecordColumns:
+    """Of keys or values that are JSON; null stays null. Raises SchemaMismatch."""
+    encoded = list((columns.keys if part == "key" else columns.values) or ())
+    for row, text in enumerate(encoded):
+        if text is not None:
             try:
-                values[row] = encode(value)
+                encoded[row] = encode(text)
             except Malformed as error:
-                raise mismatch(columns.path(row, "value"), str(error)) from error
-    return columns._replace(values=values)
+                raise mismatch(columns.path(row, part), str(error)) from error
+    if part == "key":
+        return columns._replace(keys=encoded or None)
+    return columns._replace(values=encoded)
 
 
 def mismatch(loc: str, problem: str) -> SchemaMismatch:

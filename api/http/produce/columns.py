@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar, cast
 
@@ -30,6 +30,7 @@ from tierlog.api.http.produce.repeated_members import (
 )
 from tierlog.api.http.settings import MAX_PARTITION
 from tierlog.api.http.strict_json import MAX_TIMESTAMP, parse_time
+from tierlog.broker.schema_registry.decoding import Part
 from tierlog.record_format.encode import Headers
 from tierlog.record_format.errors import (
     FieldProblem,
@@ -111,9 +112,9 @@ _ANY: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
 def parse_json(
-    body: bytes | bytearray, *, records_max: int, as_json: bool = False
+    body: bytes | bytearray, *, records_max: int, as_json: Collection[Part] = ()
 ) -> RecordColumns:
-    """`{"records": […]}`. `as_json`: values are kept as their JSON, strings too. Raises
+    """`{"records": […]}`. `as_json`: what is kept as its JSON, strings too. Raises
     InvalidRequest, InvalidRecord, TooManyRecords.
     """
     _check_text(body)
@@ -125,7 +126,7 @@ def parse_json(
 
 
 def parse_envelopes(
-    body: bytes | bytearray, *, records_max: int, as_json: bool = False
+    body: bytes | bytearray, *, records_max: int, as_json: Collection[Part] = ()
 ) -> RecordColumns:
     """NDJSON, one record object per line."""
     records, lines = _decode_lines(
@@ -136,14 +137,15 @@ def parse_envelopes(
 
 
 def parse_values(
-    body: bytes | bytearray, *, records_max: int, as_json: bool = False
+    body: bytes | bytearray, *, records_max: int, as_json: Collection[Part] = ()
 ) -> RecordColumns:
     """NDJSON, one value per line."""
     values, lines = _decode_lines(body, _ANY, are_lines=_values_are_lines, records_max=records_max)
     if not values:
         raise _no_record()
-    stored = _source_text if as_json else stored_bytes
-    return RecordColumns(list(map(stored, values)), lines=lines, has_members=False)
+    return RecordColumns(
+        list(map(_stored("value", as_json), values)), lines=lines, has_members=False
+    )
 
 
 def single_value(body: bytes | bytearray, *, key: Content) -> RecordColumns:
@@ -172,6 +174,10 @@ def _source_text(raw: msgspec.Raw) -> Content:
     return None if text == b"null" else text
 
 
+def _stored(part: Part, as_json: Collection[Part]) -> Callable[[msgspec.Raw], Content]:
+    return _source_text if part in as_json else stored_bytes
+
+
 class _MemberColumns(NamedTuple):
     """A column for each member, with UNSET for records without it."""
 
@@ -197,17 +203,18 @@ class _MemberColumns(NamedTuple):
 
 
 def _columns(
-    records: Sequence[RecordIn], lines: Sequence[int] | None, *, as_json: bool
+    records: Sequence[RecordIn], lines: Sequence[int] | None, *, as_json: Collection[Part]
 ) -> RecordColumns:
     """`lines` are the records' line numbers; without them a record's path has its index."""
     if not records:
         raise _no_record()
     given = _MemberColumns.by(records)
-    keys = _contents(given.keys)
-    values = _contents(given.values, _source_text if as_json else stored_bytes)
+    keys = _contents(given.keys, _stored("key", as_json))
+    values = _contents(given.values, _stored("value", as_json))
     columns = RecordColumns(values, keys, lines=lines)
-    if as_json:
-        _refuse_bytes(given.values_base64, at=columns.path)
+    for part in as_json:
+        coded = given.keys_base64 if part == "key" else given.values_base64
+        _refuse_bytes(coded, part, at=columns.path)
     if any(column.count(UNSET) < len(column) for column in given[2:]):
         columns = _with_others(columns, given)
     assert columns.keys is not None, "set above"
@@ -215,15 +222,15 @@ def _columns(
     return columns if has_keys else columns._replace(keys=None)
 
 
-def _refuse_bytes(given: Sequence[bytes | UnsetType | None], *, at: PathOf) -> None:
+def _refuse_bytes(given: Sequence[bytes | UnsetType | None], part: Part, *, at: PathOf) -> None:
     for row, coded in enumerate(given):
         if isinstance(coded, bytes):
-            loc, msg = at(row, "value_base64"), "give value: what a schema encodes is JSON"
+            loc, msg = at(row, f"{part}_base64"), f"give {part}: what a schema encodes is JSON"
             raise SchemaMismatch(f"{loc}: {msg}", problems=(FieldProblem(loc, msg),))
 
 
 def _contents(
-    given: list[msgspec.Raw | UnsetType], stored: Callable[[msgspec.Raw], Content] = stored_bytes
+    given: list[msgspec.Raw | UnsetType], stored: Callable[[msgspec.Raw], Content]
 ) -> list[Content]:
     missing = given.count(UNSET)
     if missing == len(given):

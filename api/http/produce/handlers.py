@@ -31,7 +31,7 @@ from tierlog.api.http.produce.append import (
     ProducerState,
     append_batches,
     build_appends,
-    encode_values,
+    encode_column,
     mismatch,
 )
 from tierlog.api.http.produce.columns import (
@@ -56,6 +56,7 @@ from tierlog.api.serving.produced_batches import (
 from tierlog.broker.data_folder.topic_registry import INTERNAL_PREFIX
 from tierlog.broker.membership.peers import SchemaCall
 from tierlog.broker.partition.partition import Partition
+from tierlog.broker.schema_registry.decoding import Part
 from tierlog.broker.transaction_coordinator.transaction import ProducerEpoch
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.hot_tier.producer_state import new_producer_id
@@ -209,16 +210,21 @@ def _check_parameters(query: ProduceQuery, media_type: str) -> None:
     for name, given in (("key", query.key), ("key_base64", query.key_base64)):
         if given is not UNSET and media_type != header_values.OCTETS:
             strict_json.refuse_field(name, f"only supported with {header_values.OCTETS}")
-    for name, named in (
-        ("value_schema_id", query.value_schema_id),
-        ("value_schema_version", query.value_schema_version),
-    ):
-        if named is not UNSET and media_type not in (header_values.JSON, header_values.NDJSON):
-            strict_json.refuse_field(name, "only supported with values that are JSON")
-    if query.value_schema_id is not UNSET and query.value_schema_version is not UNSET:
-        strict_json.refuse_field("value_schema_version", "give it or value_schema_id, not both")
+    for part in query.encoded:
+        _check_schema(part, query, media_type)
     if query.key is not UNSET and query.key_base64 is not UNSET:
         strict_json.refuse_field("key_base64", "give key or key_base64, not both")
+
+
+def _check_schema(part: Part, query: ProduceQuery, media_type: str) -> None:
+    schema_id, version = query.schema_of(part)
+    given = f"{part}_schema_id" if version is UNSET else f"{part}_schema_version"
+    if media_type not in (header_values.JSON, header_values.NDJSON):
+        strict_json.refuse_field(given, f"only supported with {part}s that are JSON")
+    if part == "key" and media_type == header_values.NDJSON and not query.envelope:
+        strict_json.refuse_field(given, "only supported with envelope: a line is a value")
+    if UNSET not in (schema_id, version):
+        strict_json.refuse_field(given, f"give it or {part}_schema_id, not both")
 
 
 def _producer_state(exchange: Exchange) -> ProducerState | None:
@@ -272,7 +278,7 @@ def _work_bytes(request: ProduceRequest, body: bytes | bytearray, encoding: str)
     goes to a thread. A raw batch that is stored unchanged takes less than a sixteenth of the time,
     and handing it to a thread costs as much as checking 1 MiB of it.
     """
-    if encoding or request.query.names_schema:
+    if encoding or request.query.encoded:
         return UNKNOWN_SIZE
     if request.topic.config.schema_validation != "none":  # it may have to be looked for
         return UNKNOWN_SIZE
@@ -318,25 +324,26 @@ def _prepare(
             _check_transactional(produced)
         return {request.partition.number: produced}
     columns = _parse(request, body, records_max=settings.records_max)
-    if request.query.names_schema:
-        columns = encode_values(columns, _encoder(context, request))
+    for part in request.query.encoded:
+        columns = encode_column(columns, part, _encoder(context, request, part))
     return build_appends(
         _by_partition(request, columns), limits, config.compression_type, request.producer
     )
 
 
-def _encoder(context: Context, request: ProduceRequest) -> Callable[[bytes], bytes]:
+def _encoder(context: Context, request: ProduceRequest, part: Part) -> Callable[[bytes], bytes]:
     """Raises SchemaMismatch, and retriable errors."""
-    subject, given = f"{request.topic.record.name}-value", request.query.value_schema_version
-    if isinstance(given, str):
-        call = SchemaCall(subject, version=LATEST if given == "latest" else int(given))
+    subject = f"{request.topic.record.name}-{part}"
+    schema_id, version = request.query.schema_of(part)
+    if isinstance(version, str):
+        call = SchemaCall(subject, version=LATEST if version == "latest" else int(version))
     else:
-        assert isinstance(request.query.value_schema_id, int), "it names a schema"
-        call = SchemaCall(subject, request.query.value_schema_id)
+        assert isinstance(schema_id, int), "it names a schema"
+        call = SchemaCall(subject, schema_id)
     try:
-        return context.broker.schema_validation.encoder(call)
+        return context.broker.schema_validation.encoder(call, part)
     except Malformed as error:
-        named = "value_schema_id" if call.version is None else "value_schema_version"
+        named = f"{part}_schema_id" if call.version is None else f"{part}_schema_version"
         raise mismatch(named, str(error)) from error
 
 
@@ -356,7 +363,7 @@ def _parse(request: ProduceRequest, body: bytes | bytearray, *, records_max: int
     parse = parse_envelopes if request.query.envelope else parse_values
     if request.media_type == header_values.JSON:
         parse = parse_json
-    return parse(body, records_max=records_max, as_json=request.query.names_schema)
+    return parse(body, records_max=records_max, as_json=request.query.encoded)
 
 
 def _key(query: ProduceQuery) -> bytes | None:
