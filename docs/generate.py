@@ -208,7 +208,7 @@ def _call(call: Call, schemas: openapi.Schemas) -> str:
 
 def _default(schema: Mapping[str, Any]) -> str:
     default = schema.get("default")
-    return "" if default in {None, ""} else _shown(default)
+    return "" if default in (None, "", []) else _shown(default)
 
 
 def _schema_limits(schema: Mapping[str, Any]) -> str:

@@ -2,7 +2,8 @@
 
     keytype, and other members of the key    value
     SCHEMA, subject, version, magic 1        subject, version, id, schema, deleted; schemaType
-                                             unless it is AVRO, references if there are any
+                                             unless it is AVRO, references and metadata if there
+                                             are any
     DELETE_SUBJECT, subject, magic 0         subject, version: it and those below are deleted
     CLEAR_SUBJECT, subject, magic 0          subject: what was deleted of it is gone
     CONFIG, subject or null, magic 0         compatibilityLevel
@@ -18,8 +19,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
+from uuid import UUID
 
 import msgspec
 
@@ -35,6 +38,19 @@ class Malformed(Exception):
     """A schema is not valid, or a value is not what its schema says, and why."""
 
 
+class Setting(NamedTuple):
+    """What a subject may have of its own. `member`: of the value of its records."""
+
+    keytype: str
+    member: str
+    default: str
+
+
+LEVEL: Final = Setting("CONFIG", "compatibilityLevel", "BACKWARD")
+MODE: Final = Setting("MODE", "mode", "READWRITE")
+SETTINGS: Final = {one.keytype: one for one in (LEVEL, MODE)}
+
+
 class Reference(msgspec.Struct, frozen=True):
     """`name`: what the schema calls what is in this version of this subject."""
 
@@ -43,10 +59,37 @@ class Reference(msgspec.Struct, frozen=True):
     version: int
 
 
+class Metadata(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What whoever registers a schema says about it. `tags`: of what is at a path in it;
+    `sensitive`: names of properties.
+    """
+
+    tags: dict[str, list[str]] | None = None
+    properties: dict[str, str] | None = None
+    sensitive: list[str] | None = None
+
+
 class Schema(NamedTuple):
     kind: Kind
     text: str
     references: tuple[Reference, ...] = ()
+    metadata: Metadata | None = None
+
+
+def guid_of(schema: Schema) -> str:
+    """As Confluent's registry has it: an MD5 of the schema."""
+    parts = [schema.text.encode()]
+    for one in schema.references:
+        parts += [one.name.encode(), one.subject.encode(), one.version.to_bytes(4)]
+    if schema.metadata is not None:
+        said = schema.metadata
+        parts.append(b"\1")
+        for path, tags in sorted((said.tags or {}).items()):
+            parts += [path.encode(), *(one.encode() for one in sorted(tags))]
+        for name, value in sorted((said.properties or {}).items()):
+            parts += [name.encode(), value.encode()]
+        parts += [one.encode() for one in sorted(said.sensitive or ())]
+    return str(UUID(bytes=hashlib.md5(b"".join(parts), usedforsecurity=False).digest()))
 
 
 class SubjectVersion(NamedTuple):
@@ -58,7 +101,7 @@ class SubjectVersion(NamedTuple):
 
 
 def schema_row(version: SubjectVersion) -> Row:
-    kind, text, references = version.schema
+    kind, text, references, metadata = version.schema
     value: dict[str, object] = {
         "subject": version.subject,
         "version": version.version,
@@ -68,6 +111,8 @@ def schema_row(version: SubjectVersion) -> Row:
         value["schemaType"] = kind
     if references:
         value["references"] = references
+    if metadata is not None:
+        value["metadata"] = metadata
     value |= {"schema": text, "deleted": version.is_deleted}
     return _schema_key(version), msgspec.json.encode(value)
 
@@ -85,16 +130,10 @@ def deleted_subject_row(subject: str, *, up_to_version: int) -> Row:
     return _key("DELETE_SUBJECT", subject=subject), msgspec.json.encode(value)
 
 
-def level_row(subject: str | None, level: str | None) -> Row:
-    """None restores the default."""
-    value = None if level is None else msgspec.json.encode({"compatibilityLevel": level})
-    return _key("CONFIG", subject=subject), value
-
-
-def mode_row(subject: str | None, mode: str | None) -> Row:
-    """None restores the default."""
-    value = None if mode is None else msgspec.json.encode({"mode": mode})
-    return _key("MODE", subject=subject), value
+def setting_row(setting: Setting, subject: str | None, value: str | None) -> Row:
+    """Without a subject, of all that have none of their own. None restores the default."""
+    text = None if value is None else msgspec.json.encode({setting.member: value})
+    return _key(setting.keytype, subject=subject), text
 
 
 def highest_id_row(highest_id: int) -> Row:
@@ -122,7 +161,8 @@ def decode_row(key: bytes, value: bytes | None) -> Decoded:
 def decode_version(value: Mapping[str, Any]) -> SubjectVersion:
     """Of a SCHEMA record. Raises msgspec.MsgspecError."""
     stored = msgspec.convert(value, _StoredVersion)
-    schema = Schema(stored.schema_type, stored.schema, tuple(stored.references or ()))
+    references = tuple(stored.references or ())
+    schema = Schema(stored.schema_type, stored.schema, references, stored.metadata)
     return SubjectVersion(stored.subject, stored.version, stored.id, schema, stored.deleted)
 
 
@@ -134,3 +174,4 @@ class _StoredVersion(msgspec.Struct, rename={"schema_type": "schemaType"}):
     deleted: bool = False
     schema_type: Kind = "AVRO"
     references: list[Reference] | None = None
+    metadata: Metadata | None = None

@@ -12,31 +12,32 @@ Not thread-safe.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, KeysView, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
 from tierlog.record_format.errors import InvalidSchema, UnknownSchema
 from tierlog.record_format.schema_records import (
+    MODE,
+    SETTINGS,
     Decoded,
     Kind,
     Reference,
     Row,
     Schema,
+    Setting,
     SubjectVersion,
     decode_row,
     decode_version,
     deleted_subject_row,
+    guid_of,
     highest_id_row,
-    level_row,
-    mode_row,
     schema_row,
     schema_tombstone,
+    setting_row,
 )
 
-DEFAULT_LEVEL: Final = "BACKWARD"
-DEFAULT_MODE: Final = "READWRITE"
 CONTEXT_PREFIX: Final = ":."
 LATEST: Final = -1
 INT_MAX: Final = 2**31 - 1
@@ -69,8 +70,9 @@ class RegistryState:
         self._subjects: dict[str, dict[int, SubjectVersion]] = {}
         self._by_id: dict[int, dict[Place, SubjectVersion]] = {}
         self._referrers: dict[Place, set[Place]] = {}
-        self._levels: dict[str | None, str] = {}
-        self._modes: dict[str | None, str] = {}
+        self._settings: dict[Setting, dict[str | None, str]] = {
+            one: {} for one in SETTINGS.values()
+        }
         self.highest_id = 0  # that was ever given
         self.skipped = 0
 
@@ -98,10 +100,8 @@ class RegistryState:
                 for version in self.versions(str(row.subject), deleted=True):
                     if version.is_deleted:
                         self._remove(place_of(version))
-            case "CONFIG":
-                _set(self._levels, row.subject, (row.value or {}).get("compatibilityLevel"))
-            case "MODE":
-                _set(self._modes, row.subject, (row.value or {}).get("mode"))
+            case keytype if keytype in SETTINGS:
+                self._set(SETTINGS[keytype], row)
             case "NOOP":
                 self.highest_id = max(self.highest_id, int((row.value or {}).get("maxId", 0)))
             case _:
@@ -135,6 +135,13 @@ class RegistryState:
             if version.version <= up_to_version:
                 self.put(version._replace(is_deleted=True))
 
+    def _set(self, setting: Setting, row: Decoded) -> None:
+        value = (row.value or {}).get(setting.member)
+        if value is None:
+            self._settings[setting].pop(row.subject, None)
+        else:
+            self._settings[setting][row.subject] = str(value)
+
     # --- looking ----------------------------------------------------------------------------------
 
     def subjects(self, *, deleted: bool = False, deleted_only: bool = False) -> list[str]:
@@ -153,7 +160,7 @@ class RegistryState:
         """As `versions`. Raises UnknownSchema if there are none."""
         found = self.versions(subject, deleted=deleted)
         if not found:
-            raise _no_subject(subject)
+            raise no_subject(subject)
         return found
 
     def version(self, subject: str, number: int, *, deleted: bool = False) -> SubjectVersion:
@@ -165,6 +172,21 @@ class RegistryState:
             if one.version == number:
                 return one
         raise UnknownSchema(f"Version {number} not found.", error_code=40402)
+
+    def find_version(self, place: Place) -> SubjectVersion | None:
+        """Deleted ones, too."""
+        return self._subjects.get(place.subject, {}).get(place.version)
+
+    def latest_with_properties(
+        self, subject: str, properties: Mapping[str, str], *, deleted: bool = False
+    ) -> SubjectVersion:
+        """The newest version whose metadata has them. Raises UnknownSchema."""
+        for one in reversed(self.known_versions(subject, deleted=deleted)):
+            metadata = one.schema.metadata
+            found = (metadata.properties if metadata is not None else None) or {}
+            if properties.items() <= found.items():
+                return one
+        raise UnknownSchema("Schema not found", error_code=40403)
 
     def next_version(self, subject: str) -> int:
         return max(self._subjects.get(subject, {}), default=0) + 1
@@ -178,10 +200,18 @@ class RegistryState:
 
     def schema(self, schema_id: int) -> Schema | None:
         found = self._by_id.get(schema_id)
-        return None if found is None else next(iter(found.values())).schema
+        return None if found is None else _first_of(found)
 
-    def ids(self) -> KeysView[int]:
-        return self._by_id.keys()
+    def with_guid(self, guid: str) -> list[SubjectVersion]:
+        """As `with_id`."""
+        for schema_id, schema in self.schemas().items():
+            if guid_of(schema) == guid:
+                return self.with_id(schema_id)
+        raise UnknownSchema(f"Schema {guid} not found", error_code=40403)
+
+    def schemas(self) -> dict[int, Schema]:
+        """By their ids."""
+        return {schema_id: _first_of(found) for schema_id, found in self._by_id.items()}
 
     def place_with_id(
         self, schema_id: int, subject: str, *, prefix: str | None = None
@@ -200,15 +230,22 @@ class RegistryState:
         found = [self._subjects[one.subject][one.version] for one in self._referrers.get(place, ())]
         return sorted(one for one in found if deleted or not one.is_deleted)
 
-    def level(self, subject: str | None, *, default: bool = True) -> str | None:
-        """The subject's own level, or by `default` that of all."""
-        found = self._levels.get(subject)
-        return self._levels.get(None, DEFAULT_LEVEL) if found is None and default else found
+    def setting(self, setting: Setting, subject: str | None, *, default: bool = True) -> str | None:
+        """The subject's own, or by `default` that of all."""
+        values = self._settings[setting]
+        found = values.get(subject)
+        return values.get(None, setting.default) if found is None and default else found
 
-    def mode(self, subject: str | None, *, default: bool = True) -> str | None:
-        """As `level`."""
-        found = self._modes.get(subject)
-        return self._modes.get(None, DEFAULT_MODE) if found is None and default else found
+    def check_writable(self, subject: str | None) -> None:
+        """Raises InvalidSchema."""
+        mode = self.setting(MODE, subject)
+        if mode == "READONLY" or "READONLY_OVERRIDE" in (mode, self.setting(MODE, None)):
+            raise not_permitted(f"Subject {subject} is in read-only mode")
+
+    def check_empty(self, subject: str | None) -> None:
+        """Raises InvalidSchema if there are schemas of the subject, or any."""
+        if self.versions(subject) if subject is not None else self.subjects():
+            raise not_permitted("Cannot import since found existing subjects")
 
     # --- deleting ---------------------------------------------------------------------------------
 
@@ -216,7 +253,9 @@ class RegistryState:
         self, subject: str, number: int, *, permanent: bool
     ) -> tuple[list[Row], int]:
         """The records that do it, and the version's number. Raises UnknownSchema, InvalidSchema."""
-        version = self.version(subject, number, deleted=True)
+        latest_of_live = number == LATEST and self.versions(subject)
+        version = self.version(subject, number, deleted=not latest_of_live)
+        self.check_writable(subject)
         text = f"Subject '{subject}' Version {version.version} was"
         if permanent and not version.is_deleted:
             text += " not deleted first before being permanently deleted"
@@ -224,12 +263,15 @@ class RegistryState:
         if not permanent and version.is_deleted:
             text += " soft deleted.Set permanent=true to delete permanently"
             raise UnknownSchema(text, error_code=40406)
-        self._check_unreferred([version], permanent=permanent)
-        return self._deleting([version], permanent=permanent), version.version
+        self.check_unreferred([version], permanent=permanent)
+        if permanent:
+            return self._deleting_for_good(subject, [version]), version.version
+        return [schema_row(version._replace(is_deleted=True))], version.version
 
     def delete_subject(self, subject: str, *, permanent: bool) -> tuple[list[Row], list[int]]:
         """As `delete_version`, for all of its versions."""
         live, every = self.versions(subject), self.known_versions(subject, deleted=True)
+        self.check_writable(subject)
         text = f"Subject '{subject}' was"
         if permanent and live:
             text += " not deleted first before being permanently deleted"
@@ -238,18 +280,15 @@ class RegistryState:
             text += " soft deleted.Set permanent=true to delete permanently"
             raise UnknownSchema(text, error_code=40404)
         versions = every if permanent else live
-        self._check_unreferred(versions, permanent=permanent)
-        if permanent:
-            rows = self._deleting(versions, permanent=True)
-        else:
-            rows = [deleted_subject_row(subject, up_to_version=live[-1].version)]
-        if subject in self._levels:
-            rows.append(level_row(subject, None))
-        if subject in self._modes:
-            rows.append(mode_row(subject, None))
+        self.check_unreferred(versions, permanent=permanent)
+        rows = (
+            self._deleting_for_good(subject, versions)
+            if permanent
+            else [deleted_subject_row(subject, up_to_version=live[-1].version)]
+        )
         return rows, [one.version for one in versions]
 
-    def _check_unreferred(self, versions: Sequence[SubjectVersion], *, permanent: bool) -> None:
+    def check_unreferred(self, versions: Sequence[SubjectVersion], *, permanent: bool) -> None:
         """Raises InvalidSchema."""
         going = {place_of(version) for version in versions}
         for version in versions:
@@ -262,25 +301,29 @@ class RegistryState:
                     error_code=42206,
                 )
 
-    def _deleting(self, versions: Iterable[SubjectVersion], *, permanent: bool) -> list[Row]:
-        if not permanent:
-            return [schema_row(one._replace(is_deleted=True)) for one in versions]
-        return [highest_id_row(self.highest_id), *map(schema_tombstone, versions)]
+    def _deleting_for_good(self, subject: str, versions: Sequence[SubjectVersion]) -> list[Row]:
+        """With the last version, what is set of the subject goes, too."""
+        rows = [highest_id_row(self.highest_id), *map(schema_tombstone, versions)]
+        if len(versions) < len(self._subjects[subject]):
+            return rows
+        are_set = [one for one, values in self._settings.items() if subject in values]
+        return [*rows, *(setting_row(one, subject, None) for one in are_set)]
 
 
-def _no_subject(subject: str) -> UnknownSchema:
+def not_permitted(text: str) -> InvalidSchema:
+    return InvalidSchema(text, error_code=42205)
+
+
+def no_subject(subject: str) -> UnknownSchema:
     return UnknownSchema(f"Subject '{subject}' not found.", error_code=40401)
+
+
+def _first_of(places: Mapping[Place, SubjectVersion]) -> Schema:
+    return next(iter(places.values())).schema
 
 
 def place_of(version: SubjectVersion) -> Place:
     return Place(version.subject, version.version)
-
-
-def _set(values: dict[str | None, str], subject: str | None, value: object) -> None:
-    if value is None:
-        values.pop(subject, None)
-    else:
-        values[subject] = str(value)
 
 
 def parse_version(text: str) -> int:

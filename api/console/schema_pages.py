@@ -23,7 +23,7 @@ from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.responses import Response
 from tierlog.api.serving.grants import Grant
 from tierlog.broker.schema_registry.registry import SUBJECT_MAX, SchemaRegistry
-from tierlog.record_format.schema_records import Schema, SubjectVersion
+from tierlog.record_format.schema_records import LEVEL, MODE, Schema, SubjectVersion
 from tierlog.record_format.schema_state import INT_MAX, RegistryState, place_of
 
 SUBJECTS_A_PAGE: Final = 100
@@ -111,16 +111,16 @@ def _subject_list(state: RegistryState, grant: Grant, query: SubjectsQuery) -> S
     seen = [one for one in state.subjects() if grant.sees_topic(one) and wanted in one.casefold()]
     names, page, pages = page_of(seen, query.page, size=SUBJECTS_A_PAGE)
     lines = [line for name in names if (line := _line(state, name))]
-    return SubjectList(state.level(None) or "", lines, len(seen), page, pages)
+    return SubjectList(state.setting(LEVEL, None) or "", lines, len(seen), page, pages)
 
 
 def _line(state: RegistryState, name: str) -> SubjectLine | None:
     versions = state.versions(name)
     if not versions:
         return None
-    own = state.level(name, default=False)
+    own = state.setting(LEVEL, name, default=False)
     return SubjectLine(
-        name, versions[-1], len(versions), own or state.level(name) or "", own is not None
+        name, versions[-1], len(versions), own or state.setting(LEVEL, name) or "", own is not None
     )
 
 
@@ -157,16 +157,16 @@ def _subject_page(
         shown = versions[-1] if not (live := state.versions(name)) else live[-1]
         if query.version is not UNSET:
             shown = state.version(name, query.version, deleted=True)
-        own = state.level(name, default=False)
+        own = state.setting(LEVEL, name, default=False)
         return SubjectPage(
             versions=versions[::-1],
             shown=shown,
             text="",
             is_cut=False,
             referrers=[one for one in state.referrers(place_of(shown)) if sees(one.subject)],
-            level=own or state.level(name) or "",
+            level=own or state.setting(LEVEL, name) or "",
             has_own_level=own is not None,
-            mode=state.mode(name) or "",
+            mode=state.setting(MODE, name) or "",
             comparison=None
             if query.against is UNSET
             else Comparison(state.version(name, query.against, deleted=True), None),

@@ -198,7 +198,15 @@ _OUTCOME_UNKNOWN: Final = (
     errors.OutcomeUnknownError,
     AbortedByShutdown,
 )
-REGISTRY_PATHS: Final = ("/subjects", "/schemas", "/compatibility", "/config", "/mode")
+REGISTRY_PATHS: Final = (
+    "/subjects",
+    "/schemas",
+    "/compatibility",
+    "/config",
+    "/mode",
+    "/contexts",
+    "/associations",
+)
 _OFFSETS = _take("log_start_offset", "high_watermark")
 _SIZES = _take("limit_bytes", "size_bytes")
 TABLE: Final[Mapping[type[Exception], Kind]] = {

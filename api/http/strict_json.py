@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -160,8 +160,8 @@ def parse_query(query_string: bytes, struct: type[T]) -> T:
     """Decode the parameters as `struct`, by the names of its fields. Raises InvalidRequest."""
     if not query_string:
         return struct()
-    given = _split(query_string)
     fields = _field_kinds(cast(Hashable, struct))
+    given = _split(query_string, fields)
     unknown = [name for name in given if name not in fields][:_PROBLEMS_MAX]
     problems = [FieldProblem(name, _unknown("parameter", name, fields)) for name in unknown]
     values: dict[str, object] = {}
@@ -195,8 +195,9 @@ def parse_natural(text: str) -> int | None:
     return int(digits) if text.isascii() and text.isdigit() and len(digits) <= 19 else None
 
 
-def _split(query_string: bytes) -> dict[str, str]:
-    given: dict[str, str] = {}
+def _split(query_string: bytes, fields: Mapping[str, _Kind]) -> dict[str, Any]:
+    """Texts, or lists of them."""
+    given: dict[str, Any] = {}
     try:
         text = query_string.decode("ascii")
         escaped = "%" in text or "+" in text
@@ -209,6 +210,9 @@ def _split(query_string: bytes) -> dict[str, str]:
                     unquote_plus(name, errors="strict"),
                     unquote_plus(value, errors="strict"),
                 )
+            if fields.get(name, _TEXT) is _TEXTS:
+                given.setdefault(name, []).append(value)
+                continue
             if name in given:
                 refuse_field(name, REPEATED)
             given[name] = value
@@ -226,6 +230,7 @@ class _Kind(NamedTuple):
 
 
 _TEXT: Final = _Kind(lambda _: True, "text")
+_TEXTS: Final = _Kind(lambda _: True, "text, once or more")
 _INTEGER: Final = _Kind(
     re.compile(r"-?[0-9]{1,100}", re.ASCII).fullmatch, "a whole number", is_integer=True
 )
@@ -243,6 +248,8 @@ def _kind_of(wanted: Any) -> _Kind:
         return _INTEGER
     if wanted is bool:
         return _BOOLEAN
+    if get_origin(wanted) is list:
+        return _TEXTS
     parts = [part for part in get_args(wanted) if part is not UnsetType]
     if get_origin(wanted) is Literal:
         return _Kind(frozenset(parts).__contains__, f"one of {', '.join(parts)}")

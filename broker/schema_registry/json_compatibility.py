@@ -14,13 +14,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
 import re2
 
+from tierlog.broker.schema_registry.json_text import encode_text
 from tierlog.record_format.schema_records import Malformed
 
 STEPS_MAX: Final = 50_000
@@ -306,8 +307,7 @@ class _Comparison:
                 yield from self._added_item(was, now.places[number], at)
             else:
                 yield from self.compare(was.places[number], now.places[number], path=at)
-        if was.places and now.places:
-            yield from self._compare_rest(was.rest, now.rest, "additionalItems", path)
+        yield from self._compare_rest(was.rest, now.rest, "additionalItems", path)
         yield from self._compare_rest(old.at, new.at, "unevaluatedItems", path)
         if new.at.schema.get("uniqueItems") and not old.at.schema.get("uniqueItems"):
             yield _problem("UNIQUE_ITEMS_ADDED", f"{path}/uniqueItems")
@@ -318,21 +318,19 @@ class _Comparison:
             yield from self.compare(earlier, needed, path=f"{path}/contains")
 
     def _removed_item(self, old: At, now: _Items, at: str) -> Iterator[str]:
-        if now.rest_schema in (True, {}):
+        if now.beyond.schema in (True, {}):
             return
-        if now.rest_schema is not False:
-            if self.compare(old, At(now.rest_schema, now.rest.document), path=at):
+        if now.beyond.schema is not False:
+            if self.compare(old, now.beyond, path=at):
                 yield _problem("ITEM_REMOVED_NOT_COVERED_BY_PARTIALLY_OPEN_CONTENT_MODEL", at)
         elif old.schema is not False:
             yield _problem("ITEM_REMOVED_FROM_CLOSED_CONTENT_MODEL", at)
 
     def _added_item(self, was: _Items, new: At, at: str) -> Iterator[str]:
-        if was.rest_schema in (True, {}):
+        if was.beyond.schema in (True, {}):
             if _shape(new).kind != "empty":
                 yield _problem("ITEM_ADDED_TO_OPEN_CONTENT_MODEL", at)
-        elif was.rest_schema is not False and self.compare(
-            At(was.rest_schema, was.rest.document), new, path=at
-        ):
+        elif was.beyond.schema is not False and self.compare(was.beyond, new, path=at):
             yield _problem("ITEM_ADDED_NOT_COVERED_BY_PARTIALLY_OPEN_CONTENT_MODEL", at)
 
 
@@ -361,7 +359,9 @@ class _Properties:
 
 
 class _Items:
-    """Of an array: one schema for all, or one for each of the first places and for the rest."""
+    """Of an array: one schema for all, or one for each of the first places and for the rest.
+    `beyond`: what is allowed where there is no place.
+    """
 
     def __init__(self, at: At) -> None:
         schema, document = at
@@ -373,8 +373,9 @@ class _Items:
         is_all = not places and items is not None and not isinstance(items, list)
         self.all = At(items, document) if is_all else None
         self.places = [At(one, document) for one in places]
-        self.rest_schema = rest
         self.rest = At({"additionalItems": rest}, document)
+        is_open = rest in (True, {})
+        self.beyond = At(schema.get("unevaluatedItems", True) if is_open else rest, document)
 
 
 def _shape(node: Node) -> Shape:
@@ -414,11 +415,15 @@ def _pieces(at: At) -> Iterator[Shape]:
         yield Shape("enum", at)
     for keyword, kind in _COMBINED.items():
         if keyword in schema:
-            yield Shape(kind, at, tuple(At(one, document) for one in schema[keyword]))
+            yield Shape(kind, at, tuple(At(one, document) for one in _distinct(schema[keyword])))
     if "not" in schema:
         yield Shape("not", at, (At(schema["not"], document),))
     if "if" in schema:
         yield Shape("if", at)
+
+
+def _distinct(schemas: Sequence[Any]) -> Iterable[Any]:
+    return {encode_text(one, sort=True): one for one in schemas}.values()
 
 
 def _typed(at: At, kind: str) -> At:

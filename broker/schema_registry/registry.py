@@ -14,7 +14,7 @@ Thread-safe. Every call may block, on reads, on the flush, and on the comparison
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import closing, suppress
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
@@ -30,6 +30,7 @@ from tierlog.broker.schema_registry.formats import (
     parse_schema,
     problems_with_earlier,
 )
+from tierlog.broker.schema_registry.identities import Identities, identity_of
 from tierlog.broker.topics.coordinator_log import WINDOW_BYTES, records_of
 from tierlog.broker.topics.live_topics import LiveTopics
 from tierlog.broker.topics.topic_replicas import NewTopic
@@ -41,7 +42,6 @@ from tierlog.record_format.errors import (
     OffsetMismatch,
     OffsetTrimmed,
     RecordTooLarge,
-    SchemaError,
     Starting,
     UnknownSchema,
     UnknownTopic,
@@ -49,23 +49,29 @@ from tierlog.record_format.errors import (
 )
 from tierlog.record_format.produced import build_produced
 from tierlog.record_format.schema_records import (
+    LEVEL,
+    MODE,
     TOPIC,
-    Kind,
     Malformed,
     Reference,
     Row,
     Schema,
+    Setting,
     SubjectVersion,
-    level_row,
-    mode_row,
+    highest_id_row,
     schema_row,
+    setting_row,
 )
 from tierlog.record_format.schema_state import (
     CONTEXT_PREFIX,
     INT_MAX,
+    LATEST,
     RegistryState,
     SourceOfId,
     invalid_schema,
+    no_subject,
+    not_permitted,
+    place_of,
     source_of,
 )
 from tierlog.record_format.topic_rules import ConfigValue
@@ -74,7 +80,8 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 CONFIG: Final[Mapping[str, ConfigValue]] = {"cleanup.policy": "compact"}
-MODES: Final = ("READWRITE", "READONLY")
+IMPORT: Final = "IMPORT"
+MODES: Final = ("READWRITE", "READONLY", "READONLY_OVERRIDE", IMPORT)
 SUBJECT_MAX: Final = 1024  # characters
 _ATTEMPTS: Final = 20  # while others write
 _PARSED_MAX: Final = 2000
@@ -82,12 +89,55 @@ _PARSED_MAX: Final = 2000
 Decide = Callable[[RegistryState], tuple[Sequence[Row], T]]
 
 
-class Identity(NamedTuple):
-    """Schemas that are one have one id."""
+class Given(NamedTuple):
+    """What a caller gives: an id, which only the mode IMPORT allows, and a version's number."""
 
-    kind: Kind
-    text: str
-    references: tuple[Reference, ...]
+    schema_id: int | None = None
+    version: int | None = None
+
+    def is_of(self, found: SubjectVersion) -> bool:
+        return self.schema_id in (None, found.schema_id) and self.version in (None, found.version)
+
+
+NOTHING: Final = Given()
+
+
+class _Values(NamedTuple):
+    """What a setting may be, and Confluent's words and codes if it is not that, or not set."""
+
+    allowed: tuple[str, ...]
+    refusal: str
+    invalid_code: int
+    unset_code: int
+    name: str
+
+
+_VALUES: Final[Mapping[Setting, _Values]] = {
+    LEVEL: _Values(
+        LEVELS,
+        "Invalid compatibility level. Valid values are none, backward, forward, full, "
+        "backward_transitive, forward_transitive, and full_transitive",
+        invalid_code=42203,
+        unset_code=40408,
+        name="compatibility",
+    ),
+    MODE: _Values(
+        MODES,
+        f"Invalid mode. Valid values are {', '.join(MODES)}",
+        invalid_code=42204,
+        unset_code=40409,
+        name="mode",
+    ),
+}
+
+
+class _Asked(NamedTuple):
+    """A schema with what it refers to, the ids that it has, and the version that is it."""
+
+    schema: Schema
+    parsed: Parsed
+    ids: Set[int]
+    found: SubjectVersion | None
 
 
 class SchemaRegistry:
@@ -100,13 +150,12 @@ class SchemaRegistry:
         self._lock = threading.RLock()
         self._partition: Partition | None = None  # that the state is of
         self._next_offset = 0
-        self._forget()
         self._parse = lru_cache(_PARSED_MAX)(parse_schema)
+        self._forget()
 
     def _forget(self) -> None:
         self._state = RegistryState()
-        self._ids: dict[Identity, int] = {}
-        self._identified: set[int] = set()
+        self._identities = Identities(self._parse)
 
     # --- the log ----------------------------------------------------------------------------------
 
@@ -198,48 +247,66 @@ class SchemaRegistry:
 
     # --- schemas ----------------------------------------------------------------------------------
 
-    def register(self, subject: str, schema: Schema) -> SubjectVersion:
+    def register(self, subject: str, schema: Schema, given: Given = NOTHING) -> SubjectVersion:
         """The version that has this schema, a new one if there is none. Raises InvalidSchema,
         IncompatibleSchema, and what an append raises.
         """
         check_subject(subject)
 
         def decide(state: RegistryState) -> tuple[Sequence[Row], SubjectVersion]:
-            resolved, parsed = self._checked(state, schema)
-            identity = _identity(resolved, parsed)
-            found = self._same(state, subject, identity)
+            resolved, parsed, ids, found = self._asked(
+                state, state.versions(subject), schema, given
+            )
             if found is not None:
                 return (), found
-            if state.mode(subject) == "READONLY":
-                text = f"Subject {subject} is in read-only mode"
-                raise InvalidSchema(text, error_code=42205)
-            self._check_compatible(state, subject, resolved, parsed)
-            known = self._known_id(state, identity)
-            schema_id = state.highest_id + 1 if known is None else known
-            if schema_id > INT_MAX:
-                raise InvalidSchema("there are no ids any more", error_code=42205)
+            _check_mode(state, subject, given)
             kept = resolved._replace(text=parsed.text)
-            version = SubjectVersion(subject, state.next_version(subject), schema_id, kept)
+            if given.schema_id is not None:
+                return _imported(state, subject, kept, ids, given)
+            self._check_compatible(state, subject, resolved, parsed)
+            number = state.next_version(subject)
+            if given.version not in (None, number):
+                raise invalid_schema(schema, "Version is not one more than previous version")
+            version = SubjectVersion(subject, number, _id_for(ids, state), kept)
             return [schema_row(version)], version
 
         # What is there already needs no topic, no flush, and no lead that is confirmed.
         try:
-            return self.lookup(subject, schema)
+            return self.lookup(subject, schema, given)
         except UnknownSchema:
             return self._write(decide)
 
-    def lookup(self, subject: str, schema: Schema, *, deleted: bool = False) -> SubjectVersion:
+    def lookup(
+        self, subject: str, schema: Schema, given: Given = NOTHING, *, deleted: bool = False
+    ) -> SubjectVersion:
         """The version that has this schema. Raises UnknownSchema, InvalidSchema."""
 
         def look(state: RegistryState) -> SubjectVersion:
-            state.known_versions(subject, deleted=deleted)
-            identity = _identity(*self._checked(state, schema))
-            found = self._same(state, subject, identity, deleted=deleted)
+            versions = state.known_versions(subject, deleted=deleted)
+            found = self._asked(state, versions, schema, given).found
             if found is None:
                 raise UnknownSchema("Schema not found", error_code=40403)
             return found
 
         return self.read(look)
+
+    def _asked(
+        self,
+        state: RegistryState,
+        versions: Sequence[SubjectVersion],
+        schema: Schema,
+        given: Given,
+    ) -> _Asked:
+        """Without metadata, also with that of the latest version. Raises InvalidSchema."""
+        resolved, parsed = self._checked(state, schema)
+        latest = versions[-1].schema.metadata if versions and given.schema_id is None else None
+        asked = [resolved, resolved._replace(metadata=latest)]
+        for one in asked if resolved.metadata is None and latest is not None else asked[:1]:
+            ids = self._identities.ids(state, identity_of(one, parsed))
+            found = _same(versions, ids, given)
+            if found is not None:
+                break
+        return _Asked(one, parsed, ids, found)
 
     def find_here(self, call: SchemaCall) -> SourceOfId | None:
         """The schema that is asked for, if the subject has it, or had one with the id, or another
@@ -283,13 +350,16 @@ class SchemaRegistry:
 
     def problems_with(self, subject: str, schema: Schema, number: int | None) -> list[str]:
         """Why the schema is incompatible with a version, or, with None, with those that the
-        subject's level says. Raises UnknownSchema, InvalidSchema.
+        subject's level says. It is compatible with the latest if there is none. Raises
+        UnknownSchema, InvalidSchema.
         """
 
         def look(state: RegistryState) -> list[str]:
-            versions = (
-                state.versions(subject) if number is None else [state.version(subject, number)]
-            )
+            versions = state.versions(subject)
+            if number == LATEST:
+                versions = versions[-1:]
+            elif number is not None:
+                versions = [state.version(subject, number)]
             resolved, parsed = self._checked(state, schema)
             return self._problems(state, subject, resolved, parsed, versions)
 
@@ -314,7 +384,7 @@ class SchemaRegistry:
         parsed: Parsed,
         versions: Iterable[SubjectVersion],
     ) -> list[str]:
-        level = state.level(subject) or "NONE"
+        level = state.setting(LEVEL, subject) or "NONE"
         if level == "NONE":
             return []
         try:
@@ -335,36 +405,6 @@ class SchemaRegistry:
         except Malformed as error:
             raise invalid_schema(schema, str(error)) from error
 
-    def _same(
-        self,
-        state: RegistryState,
-        subject: str,
-        identity: Identity,
-        *,
-        deleted: bool = False,
-    ) -> SubjectVersion | None:
-        known = self._known_id(state, identity)
-        found = [one for one in state.versions(subject, deleted=deleted) if one.schema_id == known]
-        return found[-1] if found else None
-
-    def _known_id(self, state: RegistryState, identity: Identity) -> int | None:
-        for schema_id in sorted(state.ids() - self._identified):
-            self._identified.add(schema_id)
-            schema = state.schema(schema_id)
-            assert schema is not None, "it is one of its ids"
-            self._ids.setdefault(self._identity_of(state, schema), schema_id)
-        known = self._ids.get(identity)
-        if known is not None and state.schema(known) is None:  # it was deleted for good
-            del self._ids[identity]
-            return None
-        return known
-
-    def _identity_of(self, state: RegistryState, schema: Schema) -> Identity:
-        try:
-            return _identity(schema, self._parse(source_of(state, schema)))
-        except (Malformed, SchemaError):  # as another registry may have taken it
-            return Identity(*schema)
-
     # --- what is deleted, and configured ----------------------------------------------------------
 
     def delete_version(self, subject: str, number: int, *, permanent: bool) -> int:
@@ -375,60 +415,44 @@ class SchemaRegistry:
         """The versions' numbers. Raises UnknownSchema, InvalidSchema."""
         return self._write(lambda state: state.delete_subject(subject, permanent=permanent))
 
-    def set_level(self, subject: str | None, level: str) -> str:
-        """Of a subject, or of all that have none of their own. Raises InvalidSchema."""
-        wanted = level.upper()
-        if wanted not in LEVELS:
-            raise InvalidSchema(
-                "Invalid compatibility level. Valid values are none, backward, forward, full, "
-                "backward_transitive, forward_transitive, and full_transitive",
-                error_code=42203,
-            )
+    def put_setting(
+        self, setting: Setting, subject: str | None, value: str, *, force: bool = False
+    ) -> str:
+        """Of a subject, or of all that have none of their own. `force`: IMPORT, although there are
+        schemas. Raises InvalidSchema.
+        """
+        wanted, values = value.upper(), _VALUES[setting]
+        if wanted not in values.allowed:
+            raise InvalidSchema(values.refusal, error_code=values.invalid_code)
         check_subject(subject)
-        self._write(lambda _: ([level_row(subject, wanted)], None))
-        return wanted
-
-    def reset_level(self, subject: str | None) -> str:
-        """What it was. Raises UnknownSchema."""
 
         def decide(state: RegistryState) -> tuple[Sequence[Row], str]:
-            level = state.level(subject, default=subject is None)
-            if level is None:
-                raise no_level(subject)
-            return [level_row(subject, None)], level
+            if setting is LEVEL:
+                state.check_writable(subject)
+            elif wanted == IMPORT and not force and state.setting(MODE, subject) != IMPORT:
+                state.check_empty(subject)
+            return [setting_row(setting, subject, wanted)], wanted
 
         return self._write(decide)
 
-    def set_mode(self, subject: str | None, mode: str) -> str:
-        """As `set_level`."""
-        wanted = mode.upper()
-        if wanted not in MODES:
-            text = f"Invalid mode. Valid values are {', '.join(MODES)}"
-            raise InvalidSchema(text, error_code=42204)
-        check_subject(subject)
-        self._write(lambda _: ([mode_row(subject, wanted)], None))
-        return wanted
-
-    def reset_mode(self, subject: str | None) -> str:
-        """What it was. Raises UnknownSchema."""
+    def reset_setting(self, setting: Setting, subject: str | None) -> str:
+        """What it was. Raises UnknownSchema, InvalidSchema."""
 
         def decide(state: RegistryState) -> tuple[Sequence[Row], str]:
-            mode = state.mode(subject, default=subject is None)
-            if mode is None:
-                raise no_mode(subject)
-            return [mode_row(subject, None)], mode
+            value = state.setting(setting, subject, default=subject is None)
+            if value is None:
+                raise no_subject(subject or "")
+            if setting is LEVEL:
+                state.check_writable(subject)
+            return [setting_row(setting, subject, None)], value
 
         return self._write(decide)
 
 
-def no_level(subject: str | None) -> UnknownSchema:
-    text = f"Subject '{subject}' does not have subject-level compatibility configured"
-    return UnknownSchema(text, error_code=40408)
-
-
-def no_mode(subject: str | None) -> UnknownSchema:
-    text = f"Subject '{subject}' does not have subject-level mode configured"
-    return UnknownSchema(text, error_code=40409)
+def not_set(setting: Setting, subject: str | None) -> UnknownSchema:
+    values = _VALUES[setting]
+    text = f"Subject '{subject}' does not have subject-level {values.name} configured"
+    return UnknownSchema(text, error_code=values.unset_code)
 
 
 def check_subject(subject: str | None) -> None:
@@ -447,8 +471,48 @@ def check_subject(subject: str | None) -> None:
         raise InvalidSchema(text, error_code=42208)
 
 
-def _identity(schema: Schema, parsed: Parsed) -> Identity:
-    return Identity(schema.kind, parsed.identity, schema.references)
+def _same(versions: Iterable[SubjectVersion], ids: Set[int], given: Given) -> SubjectVersion | None:
+    found = [one for one in versions if one.schema_id in ids and given.is_of(one)]
+    return found[-1] if found else None
+
+
+def _check_mode(state: RegistryState, subject: str, given: Given) -> None:
+    """Raises InvalidSchema."""
+    state.check_writable(subject)
+    is_import = state.setting(MODE, subject) == IMPORT
+    if is_import != (given.schema_id is not None):
+        wanted = "read-write" if is_import else "import"
+        raise not_permitted(f"Subject {subject} is not in {wanted} mode")
+
+
+def _id_for(ids: Set[int], state: RegistryState) -> int:
+    """Raises InvalidSchema."""
+    schema_id = min(ids, default=state.highest_id + 1)
+    if schema_id > INT_MAX:
+        raise not_permitted("there are no ids any more")
+    return schema_id
+
+
+def _imported(
+    state: RegistryState, subject: str, schema: Schema, ids: Set[int], given: Given
+) -> tuple[Sequence[Row], SubjectVersion]:
+    """An id stays its schema's, and a version's id stays unless it was deleted. Raises
+    InvalidSchema.
+    """
+    schema_id, number = given.schema_id, given.version or state.next_version(subject)
+    assert schema_id is not None, "it is an import"
+    if state.schema(schema_id) is not None and schema_id not in ids:
+        raise not_permitted(f"Overwrite new schema with id {schema_id} is not permitted.")
+    version = SubjectVersion(subject, number, schema_id, schema)
+    there = state.find_version(place_of(version))
+    if there is None:
+        return [schema_row(version)], version
+    if there.schema_id != schema_id:
+        if not there.is_deleted:
+            text = f"Version {number} of subject {subject} has the id {there.schema_id}"
+            raise not_permitted(text)
+        state.check_unreferred([there], permanent=True)
+    return [highest_id_row(state.highest_id), schema_row(version)], version
 
 
 def _resolved(state: RegistryState, schema: Schema, one: Reference) -> Reference:

@@ -378,7 +378,7 @@ EXAMPLES: Final[Mapping[str, Any]] = {
             }
         ]
     },
-    "RegisteredId": {"id": 1},
+    "RegisteredId": {"id": 1, "version": 1, "guid": "4a44cc9a-4ce8-3a9a-d6f8-3e88190092c5"},
     "SchemaOfId": {"schema": _SCHEMA_TEXT},
     "VersionOfSubject": {
         "subject": "flights-value",

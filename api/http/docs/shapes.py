@@ -63,6 +63,10 @@ PATH_PARAMETERS: Final[Mapping[str, Json]] = {
         "example": "latest",
     },
     "schema_id": {"schema": {"type": "integer", "minimum": 1, "maximum": INT_MAX}, "example": 1},
+    "guid": {
+        "schema": {"type": "string", "format": "uuid"},
+        "example": "4a44cc9a-4ce8-3a9a-d6f8-3e88190092c5",
+    },
 }
 QUERY_PARAMETERS: Final[Mapping[str, str]] = {
     "after": "begin with the first id after this one",
@@ -70,27 +74,33 @@ QUERY_PARAMETERS: Final[Mapping[str, str]] = {
     "apply": "carry out the steps that lose nothing",
     "deep": "read every byte of both tiers",
     "defaultToGlobal": "if it has none of its own, that of all",
+    "contextPrefix": "only contexts whose names begin with this",
     "decode": "keys and values by the schemas whose ids they begin with, as JSON",
     "deleted": "also what is deleted, but not for good",
     "deletedOnly": "only what is deleted, but not for good",
+    "deletedAsNegative": "also what is deleted, but not for good, as negative numbers",
     "deleted_only": "as deletedOnly",
     "encoding": "of keys and values: UTF-8 text, values that are JSON as JSON, or base64",
     "envelope": "each line is a record object, not a value; only with application/x-ndjson",
     "fetchMaxId": "also return the highest id there is",
     "findTags": "there are none",
-    "force": "as if it were not given",
+    "force": "set IMPORT although there are schemas",
     "format": "as if it were not given: there is one format",
     "from_offset": "begin with the segment that contains this offset",
     "internal": "include topics whose names begin with __",
     "isolation": "read_committed: up to the last stable offset, without aborted records",
     "key": "the record's key, as text; of a POST only with application/octet-stream, of a GET that "
-    "of all records in the response",
+    "of all records in the response; of metadata the name of a property, once or more",
     "key_base64": "as key, which it is not given together with, in bytes",
     "latestOnly": "of each subject the newest version alone",
     "limit": "the maximum number of them in the response; where it may be -1, that is all",
     "max_bytes": "at most this much of the log, but always at least one batch or record",
     "max_records": "at most this many records, or the batches that contain them",
     "min_bytes": "with wait_ms: wait until this much can be read",
+    "key_schema_id": "encode each key, which is JSON, by the schema of the subject `<topic>-key` "
+    "that has this id",
+    "key_schema_version": "encode each key, which is JSON, by this version of the subject "
+    "`<topic>-key`, or by the latest",
     "value_schema_id": "encode each value, which is JSON, by the schema of the subject "
     "`<topic>-value` that has this id",
     "value_schema_version": "encode each value, which is JSON, by this version of the subject "
@@ -100,6 +110,7 @@ QUERY_PARAMETERS: Final[Mapping[str, str]] = {
     "timestamp; of a list: how many are left out",
     "permanent": "for good, what was deleted without this before",
     "prefix": "only topics whose names begin with this",
+    "referenceFormat": "as if it were not given: there is one format",
     "reference_format": "as if it were not given: there is one format",
     "stable": "not while a transaction in progress has offsets of the group",
     "state": "only transactional ids whose last transaction is in this state",
@@ -107,6 +118,7 @@ QUERY_PARAMETERS: Final[Mapping[str, str]] = {
     "subjectPrefix": "only subjects whose names begin with this",
     "timestamp": "milliseconds since the epoch, or RFC 3339 text: the first record at or after it; "
     "where there is an offset parameter, not together with it",
+    "value": "of metadata the value of the property that `key` names in the same place",
     "verbose": "also return why not",
     "version": "of the manifest; the current one by default",
     "wait_ms": "wait at most this long, then respond with what there is",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
 from tierlog.api.http.calls import Body, Call
 from tierlog.api.http.header_values import JSON, REGISTRY_JSON
 from tierlog.api.http.registry import documents, handlers
+from tierlog.api.http.registry.settings import LEVELS, MODES, SettingShape, setting_endpoints
 
 _WHERE: Final = ("not-leader", "leader-unknown", "broker-unavailable", "starting")
 _READING: Final = (
@@ -32,11 +34,6 @@ _VERSION: Final = _SUBJECT + "/versions/{version}"
 _ID: Final = "/schemas/ids/{schema_id}"
 _TEXT: Final = '{"type":"record","name":"Flight","fields":[{"name":"carrier","type":"string"}]}'
 _GIVEN: Final = {"schema": _TEXT, "schemaType": "AVRO"}
-_LEVEL: Final = {"compatibility": "FULL"}
-_IN_ANY_LEVEL: Final = (
-    "NONE, BACKWARD, BACKWARD_TRANSITIVE, FORWARD, FORWARD_TRANSITIVE, FULL or FULL_TRANSITIVE."
-)
-
 _call = partial(Call, tag="schemas")
 
 
@@ -47,6 +44,65 @@ def _body(schema: Any, example: Any = None) -> dict[str, Body]:
 
 
 _SCHEMA_GIVEN: Final = _body(documents.GivenSchema, _GIVEN)
+
+_SETTINGS: Final = {  # what it is called, its path, and what it may be
+    LEVELS: (
+        "level",
+        "/config",
+        "NONE, BACKWARD, BACKWARD_TRANSITIVE, FORWARD, FORWARD_TRANSITIVE, FULL or "
+        "FULL_TRANSITIVE.",
+        {"compatibility": "FULL"},
+    ),
+    MODES: (
+        "mode",
+        "/mode",
+        "READWRITE; READONLY: nothing is registered, deleted, or given another level; "
+        "READONLY_OVERRIDE: of all, whatever modes subjects have of their own; or IMPORT: a schema "
+        "is registered with the id that is given, and is not compared with others. IMPORT is "
+        "refused while there are schemas, except with `force`.",
+        {"mode": "READWRITE"},
+    ),
+}
+
+
+def _setting_calls(shape: SettingShape) -> Iterator[Call]:
+    name, path, values, example = _SETTINGS[shape]
+    called = {"level": "compatibility level"}.get(name, name)
+    default = f"the {called} of subjects that have none of their own"
+    for at, what, endpoints in (
+        (path, default, setting_endpoints(shape, f"default_{name}")),
+        (path + "/{subject}", f"a subject's own {called}", setting_endpoints(shape, name)),
+    ):
+        is_own = at != path
+        yield _call(
+            method="GET",
+            path=at,
+            endpoint=endpoints.show,
+            summary=what[0].upper() + what[1:],
+            query=documents.Defaulting,
+            response=_body(shape.kept),
+            problems=("invalid-schema", *_FINDING) if is_own else _READING,
+        )
+        yield _call(
+            method="PUT",
+            path=at,
+            endpoint=endpoints.set,
+            summary=f"Set {what}",
+            description=values,
+            query=shape.setting_query,
+            body=_body(shape.given, example),
+            response=_body(shape.given),
+            problems=_WRITING,
+        )
+        yield _call(
+            method="DELETE",
+            path=at,
+            endpoint=endpoints.reset,
+            summary=f"Reset {what}. Returns what it was",
+            response=_body(shape.kept),
+            problems=("unknown-schema", *_WRITING) if is_own else _WRITING,
+        )
+
 
 REGISTRY_CALLS: Final = (
     _call(
@@ -85,6 +141,15 @@ REGISTRY_CALLS: Final = (
     ),
     _call(
         method="GET",
+        path="/schemas/guids/{guid}",
+        endpoint=handlers.get_schema_by_guid,
+        summary="The schema that has a GUID",
+        query=documents.ReadingGuid,
+        response=_body(documents.SchemaOfId),
+        problems=_FINDING,
+    ),
+    _call(
+        method="GET",
         path=_ID + "/subjects",
         endpoint=handlers.list_subjects_of_id,
         summary="The subjects that have a schema of this id",
@@ -100,6 +165,14 @@ REGISTRY_CALLS: Final = (
         query=documents.OfId,
         response=_body(list[documents.PlaceOfSchema], [{"subject": "flights-value", "version": 1}]),
         problems=_FINDING,
+    ),
+    _call(
+        method="GET",
+        path="/contexts",
+        endpoint=handlers.list_contexts,
+        summary="The contexts of subjects: there is one",
+        query=documents.ListingContexts,
+        response=_body(list[str], ["."]),
     ),
     _call(
         method="GET",
@@ -155,6 +228,15 @@ REGISTRY_CALLS: Final = (
     ),
     _call(
         method="GET",
+        path=_SUBJECT + "/metadata",
+        endpoint=handlers.get_latest_with_metadata,
+        summary="The latest version of a subject whose metadata has these properties",
+        query=documents.LookingForMetadata,
+        response=_body(documents.VersionOfSubject),
+        problems=_FINDING,
+    ),
+    _call(
+        method="GET",
         path=_VERSION,
         endpoint=handlers.get_version,
         summary="A version of a subject; `latest` is one",
@@ -176,7 +258,7 @@ REGISTRY_CALLS: Final = (
         path=_VERSION + "/referencedby",
         endpoint=handlers.list_referrers,
         summary="The ids of the schemas that refer to a version",
-        query=documents.Listing,
+        query=documents.ListingReferrers,
         response=_body(list[int], []),
         problems=("invalid-schema", *_FINDING),
     ),
@@ -215,104 +297,6 @@ REGISTRY_CALLS: Final = (
             ),
         )
     ),
-    _call(
-        method="GET",
-        path="/config",
-        endpoint=handlers.get_default_level,
-        summary="The compatibility level of subjects that have none of their own",
-        query=documents.Defaulting,
-        response=_body(documents.KeptLevel),
-        problems=_READING,
-    ),
-    _call(
-        method="PUT",
-        path="/config",
-        endpoint=handlers.set_default_level,
-        summary="Set the compatibility level of subjects that have none of their own",
-        description=_IN_ANY_LEVEL,
-        body=_body(documents.GivenLevel, _LEVEL),
-        response=_body(documents.GivenLevel),
-        problems=_WRITING,
-    ),
-    _call(
-        method="DELETE",
-        path="/config",
-        endpoint=handlers.reset_default_level,
-        summary="Have the default level again: BACKWARD. Returns what it was",
-        response=_body(documents.KeptLevel),
-        problems=_WRITING,
-    ),
-    _call(
-        method="GET",
-        path="/config/{subject}",
-        endpoint=handlers.get_level,
-        summary="A subject's own compatibility level",
-        query=documents.Defaulting,
-        response=_body(documents.KeptLevel),
-        problems=("invalid-schema", *_FINDING),
-    ),
-    _call(
-        method="PUT",
-        path="/config/{subject}",
-        endpoint=handlers.set_level,
-        summary="Set a subject's compatibility level",
-        description=_IN_ANY_LEVEL,
-        body=_body(documents.GivenLevel, _LEVEL),
-        response=_body(documents.GivenLevel),
-        problems=_WRITING,
-    ),
-    _call(
-        method="DELETE",
-        path="/config/{subject}",
-        endpoint=handlers.reset_level,
-        summary="Have a subject follow the default level again. Returns what it was",
-        response=_body(documents.KeptLevel),
-        problems=("unknown-schema", *_WRITING),
-    ),
-    _call(
-        method="GET",
-        path="/mode",
-        endpoint=handlers.get_default_mode,
-        summary="Whether schemas can be registered: READWRITE or READONLY",
-        query=documents.Defaulting,
-        response=_body(documents.Mode),
-        problems=_READING,
-    ),
-    _call(
-        method="PUT",
-        path="/mode",
-        endpoint=handlers.set_default_mode,
-        summary="Let schemas be registered, or not",
-        query=documents.Forcing,
-        body=_body(documents.Mode, {"mode": "READWRITE"}),
-        response=_body(documents.Mode),
-        problems=_WRITING,
-    ),
-    _call(
-        method="GET",
-        path="/mode/{subject}",
-        endpoint=handlers.get_mode,
-        summary="A subject's own mode",
-        query=documents.Defaulting,
-        response=_body(documents.Mode),
-        problems=("invalid-schema", *_FINDING),
-    ),
-    _call(
-        method="PUT",
-        path="/mode/{subject}",
-        endpoint=handlers.set_mode,
-        summary="Set a subject's mode",
-        query=documents.Forcing,
-        body=_body(documents.Mode, {"mode": "READWRITE"}),
-        response=_body(documents.Mode),
-        problems=_WRITING,
-    ),
-    _call(
-        method="DELETE",
-        path="/mode/{subject}",
-        endpoint=handlers.reset_mode,
-        summary="Have a subject follow the default mode again. Returns what it was",
-        response=_body(documents.Mode),
-        problems=("unknown-schema", *_WRITING),
-    ),
+    *_setting_calls(LEVELS),
+    *_setting_calls(MODES),
 )

@@ -31,20 +31,19 @@ from tierlog.api.http.exchange import Exchange
 from tierlog.api.http.header_values import JSON, REGISTRY_JSON
 from tierlog.api.http.registry.documents import (
     Compatible,
-    Defaulting,
     Deleting,
-    Forcing,
-    GivenLevel,
     GivenSchema,
-    KeptLevel,
     Listing,
+    ListingContexts,
+    ListingReferrers,
     ListingSchemas,
     ListingSubjects,
     ListingVersions,
+    LookingForMetadata,
     LookingUp,
-    Mode,
     OfId,
     PlaceOfSchema,
+    ReadingGuid,
     ReadingId,
     ReadingVersion,
     RegisteredId,
@@ -53,17 +52,19 @@ from tierlog.api.http.registry.documents import (
     of_schema,
     of_version,
 )
-from tierlog.broker.schema_registry.registry import (
-    SchemaRegistry,
-    check_subject,
-    no_level,
-    no_mode,
-)
+from tierlog.broker.schema_registry.registry import Given, SchemaRegistry
 from tierlog.record_format.errors import InvalidSchema, UnknownSchema
-from tierlog.record_format.schema_records import KINDS, Schema, SubjectVersion
+from tierlog.record_format.schema_records import (
+    KINDS,
+    Metadata,
+    Schema,
+    SubjectVersion,
+    guid_of,
+)
 from tierlog.record_format.schema_state import RegistryState, parse_version, place_of
 
 T = TypeVar("T")
+DEFAULT_CONTEXT: Final = "."  # there is no other
 ACCEPTED: Final = (REGISTRY_JSON, JSON)
 
 
@@ -91,16 +92,23 @@ async def _asked(context: TheContext, exchange: TheExchange) -> Asked:
     return Asked(context, exchange)
 
 
-async def _schema_of(
-    grant: TheGrant, body: Annotated[GivenSchema, body_as(GivenSchema, accepted=ACCEPTED)]
-) -> Schema:
+TheBody = Annotated[GivenSchema, body_as(GivenSchema, accepted=ACCEPTED)]
+
+
+async def _schema_of(grant: TheGrant, body: TheBody) -> Schema:
     """Raises InvalidSchema, Forbidden."""
     kind = body.schema_type or "AVRO"
     if kind not in KINDS:
         raise InvalidSchema(f"Invalid schema type {kind[:64]}", error_code=42201)
     for one in body.references or ():
         grant.check_topic(one.subject)
-    return Schema(kind, body.schema, tuple(body.references or ()))
+    metadata = body.metadata if body.metadata != Metadata() else None
+    return Schema(kind, body.schema, tuple(body.references or ()), metadata)
+
+
+async def _registered_of(grant: TheGrant, body: TheBody) -> tuple[Schema, Given]:
+    """As `_schema_of`."""
+    return await _schema_of(grant, body), Given(body.given_id, body.given_version)
 
 
 async def _version_of(version: str) -> int:
@@ -128,6 +136,13 @@ def _page(found: Sequence[T], query: Listing) -> Sequence[T]:
     return found[query.offset : end]
 
 
+async def list_contexts(
+    asked: TheAsked, query: Annotated[ListingContexts, query_as(ListingContexts)]
+) -> Response:
+    found = [one for one in (DEFAULT_CONTEXT,) if one.startswith(query.context_prefix)]
+    return asked.answer(_page(found, query))
+
+
 # --- schemas by id --------------------------------------------------------------------------------
 
 
@@ -142,9 +157,7 @@ async def list_schemas(
     def look(state: RegistryState) -> list[SubjectVersion]:
         found: list[SubjectVersion] = []
         for subject in state.subjects(deleted=query.deleted):
-            if asked.exchange.grant.sees_topic(subject) and subject.startswith(
-                query.subject_prefix
-            ):
+            if asked.exchange.grant.sees_topic(subject) and subject.startswith(query.prefix):
                 versions = state.versions(subject, deleted=query.deleted)
                 found += versions[-1:] if query.latest_only else versions
         return found
@@ -156,10 +169,23 @@ async def list_schemas(
 async def _read_id(asked: Asked, schema_id: int) -> list[SubjectVersion]:
     """Those with this id that the caller may see. Raises UnknownSchema."""
     found = await asked.context.read(asked.registry.read, lambda state: state.with_id(schema_id))
+    return _seen(asked, found, f"Schema {schema_id} not found")
+
+
+def _seen(asked: Asked, found: list[SubjectVersion], refusal: str) -> list[SubjectVersion]:
     seen = [one for one in found if asked.exchange.grant.sees_topic(one.subject)]
     if not seen:
-        raise UnknownSchema(f"Schema {schema_id} not found", error_code=40403)
+        raise UnknownSchema(refusal, error_code=40403)
     return seen
+
+
+async def get_schema_by_guid(
+    asked: TheAsked, guid: str, query: Annotated[ReadingGuid, query_as(ReadingGuid)]
+) -> Response:
+    found = await asked.context.read(asked.registry.read, lambda state: state.with_guid(guid))
+    seen = _seen(asked, found, f"Schema {guid} not found")
+    schema = await _in_format(asked, seen[0].schema, query.format)
+    return asked.answer(of_schema(schema, max_id=UNSET))
 
 
 async def get_schema_by_id(
@@ -224,7 +250,7 @@ async def list_subjects(
     seen = [
         one
         for one in found
-        if asked.exchange.grant.sees_topic(one) and one.startswith(query.subject_prefix)
+        if asked.exchange.grant.sees_topic(one) and one.startswith(query.prefix)
     ]
     return asked.answer(_page(seen, query))
 
@@ -234,11 +260,11 @@ async def list_versions(
     subject: str,
     query: Annotated[ListingVersions, query_as(ListingVersions)],
 ) -> Response:
-    deleted = query.deleted or query.is_of_deleted
+    deleted = query.deleted or query.is_of_deleted or query.deleted_as_negative
     found = await asked.context.read(
         asked.registry.read, lambda state: state.known_versions(subject, deleted=deleted)
     )
-    numbers = [one.version for one in found if one.is_deleted or not query.is_of_deleted]
+    numbers = [query.number_of(one) for one in found if one.is_deleted or not query.is_of_deleted]
     return asked.answer(_page(numbers, query))
 
 
@@ -246,10 +272,11 @@ async def register_schema(
     asked: TheAsked,
     subject: str,
     query: Annotated[Registering, query_as(Registering)],  # noqa: ARG001  checked
-    schema: TheSchema,
+    registered: Annotated[tuple[Schema, Given], Depends(_registered_of)],
 ) -> Response:
-    found = await asked.context.write(asked.registry.register, subject, schema)
-    return asked.answer(RegisteredId(found.schema_id))
+    schema, given = registered
+    found = await asked.context.write(asked.registry.register, subject, schema, given)
+    return asked.answer(RegisteredId(found.schema_id, found.version, guid_of(found.schema)))
 
 
 async def look_up_schema(
@@ -294,14 +321,29 @@ async def _read_version(
     return found._replace(schema=await _in_format(asked, found.schema, query.format))
 
 
+async def get_latest_with_metadata(
+    asked: TheAsked,
+    subject: str,
+    query: Annotated[LookingForMetadata, query_as(LookingForMetadata)],
+) -> Response:
+    properties = dict(zip(query.key, query.value, strict=False))
+    found: SubjectVersion = await asked.context.read(
+        asked.registry.read,
+        lambda state: state.latest_with_properties(subject, properties, deleted=query.deleted),
+    )
+    shown = await _in_format(asked, found.schema, query.format)
+    return asked.answer(of_version(found._replace(schema=shown)))
+
+
 async def list_referrers(
     asked: TheAsked,
     subject: str,
     version: TheVersion,
-    query: Annotated[Listing, query_as(Listing)],
+    query: Annotated[ListingReferrers, query_as(ListingReferrers)],
 ) -> Response:
     def look(state: RegistryState) -> list[int]:
-        found = state.referrers(place_of(state.version(subject, version, deleted=True)))
+        place = place_of(state.version(subject, version, deleted=True))
+        found = state.referrers(place, deleted=query.deleted)
         return sorted({one.schema_id for one in found})
 
     return asked.answer(_page(await asked.context.read(asked.registry.read, look), query))
@@ -340,8 +382,7 @@ async def check_compatibility(
     query: Annotated[Testing, query_as(Testing)],
     schema: TheSchema,
 ) -> Response:
-    problems = await asked.context.read(asked.registry.problems_with, subject, schema, version)
-    return asked.answer(_compatible(problems, query))
+    return await _compatible(asked, query, subject, schema, number=version)
 
 
 async def check_compatibility_with_all(
@@ -350,104 +391,18 @@ async def check_compatibility_with_all(
     query: Annotated[Testing, query_as(Testing)],
     schema: TheSchema,
 ) -> Response:
-    problems = await asked.context.read(asked.registry.problems_with, subject, schema, None)
-    return asked.answer(_compatible(problems, query))
+    return await _compatible(asked, query, subject, schema, number=None)
 
 
-def _compatible(problems: list[str], query: Testing) -> Compatible:
-    return Compatible(not problems, problems if query.verbose else [])
-
-
-# --- levels and modes -----------------------------------------------------------------------------
-
-
-async def get_default_level(
-    asked: TheAsked,
-    query: Annotated[Defaulting, query_as(Defaulting)],  # noqa: ARG001  checked
+async def _compatible(
+    asked: Asked, query: Testing, subject: str, schema: Schema, *, number: int | None
 ) -> Response:
-    level = await asked.context.read(asked.registry.read, lambda state: state.level(None))
-    return asked.answer(KeptLevel(level or ""))
-
-
-async def get_level(
-    asked: TheAsked,
-    subject: str,
-    query: Annotated[Defaulting, query_as(Defaulting)],
-) -> Response:
-    check_subject(subject)
-    level = await asked.context.read(
-        asked.registry.read, lambda state: state.level(subject, default=query.default_to_global)
-    )
-    if level is None:
-        raise no_level(subject)
-    return asked.answer(KeptLevel(level))
-
-
-async def set_default_level(
-    asked: TheAsked,
-    body: Annotated[GivenLevel, body_as(GivenLevel, accepted=ACCEPTED)],
-) -> Response:
-    level = await asked.context.write(asked.registry.set_level, None, body.compatibility)
-    return asked.answer(GivenLevel(level))
-
-
-async def set_level(
-    asked: TheAsked,
-    subject: str,
-    body: Annotated[GivenLevel, body_as(GivenLevel, accepted=ACCEPTED)],
-) -> Response:
-    level = await asked.context.write(asked.registry.set_level, subject, body.compatibility)
-    return asked.answer(GivenLevel(level))
-
-
-async def reset_default_level(asked: TheAsked) -> Response:
-    return asked.answer(KeptLevel(await asked.context.write(asked.registry.reset_level, None)))
-
-
-async def reset_level(asked: TheAsked, subject: str) -> Response:
-    return asked.answer(KeptLevel(await asked.context.write(asked.registry.reset_level, subject)))
-
-
-async def get_default_mode(
-    asked: TheAsked,
-    query: Annotated[Defaulting, query_as(Defaulting)],  # noqa: ARG001  checked
-) -> Response:
-    mode = await asked.context.read(asked.registry.read, lambda state: state.mode(None))
-    return asked.answer(Mode(mode or ""))
-
-
-async def get_mode(
-    asked: TheAsked,
-    subject: str,
-    query: Annotated[Defaulting, query_as(Defaulting)],
-) -> Response:
-    check_subject(subject)
-    mode = await asked.context.read(
-        asked.registry.read, lambda state: state.mode(subject, default=query.default_to_global)
-    )
-    if mode is None:
-        raise no_mode(subject)
-    return asked.answer(Mode(mode))
-
-
-async def set_default_mode(
-    asked: TheAsked,
-    query: Annotated[Forcing, query_as(Forcing)],  # noqa: ARG001  checked
-    body: Annotated[Mode, body_as(Mode, accepted=ACCEPTED)],
-) -> Response:
-    return asked.answer(Mode(await asked.context.write(asked.registry.set_mode, None, body.mode)))
-
-
-async def set_mode(
-    asked: TheAsked,
-    subject: str,
-    query: Annotated[Forcing, query_as(Forcing)],  # noqa: ARG001  checked
-    body: Annotated[Mode, body_as(Mode, accepted=ACCEPTED)],
-) -> Response:
-    return asked.answer(
-        Mode(await asked.context.write(asked.registry.set_mode, subject, body.mode))
-    )
-
-
-async def reset_mode(asked: TheAsked, subject: str) -> Response:
-    return asked.answer(Mode(await asked.context.write(asked.registry.reset_mode, subject)))
+    try:
+        problems: list[str] = await asked.context.read(
+            asked.registry.problems_with, subject, schema, number
+        )
+    except InvalidSchema as error:
+        if not query.verbose:
+            raise
+        problems = [str(error)]
+    return asked.answer(Compatible(not problems, problems if query.verbose else []))

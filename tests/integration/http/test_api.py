@@ -166,7 +166,7 @@ def test_segments_smaller_than_a_batch_may_be_are_explained_where_they_are_set(a
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.method} {call.path}")
 def test_every_call_refuses_unknown_parameters_and_unacceptable_types(api: Api, call: Call) -> None:
     api.post("/v1/topics", json={"name": "door"})
-    names = dict.fromkeys(("group", "pin", "member", "transactional_id", "subject"), "x")
+    names = dict.fromkeys(("group", "pin", "member", "transactional_id", "subject", "guid"), "x")
     numbers = dict.fromkeys(("partition", "base_offset", "node", "schema_id"), 0)
     path = call.path.format(topic="door", version=1, **numbers, **names)
     refused = problem(api.request(call.method, f"{path}?x=1"), 400, "invalid-request")

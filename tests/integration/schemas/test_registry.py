@@ -349,12 +349,18 @@ def test_a_schema_may_refer_to_others_which_then_cannot_be_deleted(
             (422, 42201),
         ),
         ("POST", "/subjects/:.ctx:s/versions", {"schema": '"string"'}, (422, 42208)),
-        ("POST", "/subjects/s/versions", {"schema": '"int"', "metadata": {}}, (400, 400)),
+        ("POST", "/subjects/s/versions", {"schema": '"int"', "ruleSet": {}}, (400, 400)),
+        ("GET", "/schemas/guids/0b1ac9b1-3bc2-6c3a-8e8b-6b2f1d0e3b6a", None, (404, 40403)),
+        ("GET", "/subjects/nobodys/metadata?key=a&value=b", None, (404, 40401)),
         ("PUT", "/config", {"compatibility": "sideways"}, (422, 42203)),
-        ("PUT", "/mode", {"mode": "IMPORT"}, (422, 42204)),
+        ("PUT", "/mode", {"mode": "FORWARD"}, (422, 42204)),
         ("GET", "/mode/nobodys", None, (404, 40409)),
         ("GET", "/config/nobodys", None, (404, 40408)),
+        ("DELETE", "/mode/nobodys", None, (404, 40401)),
+        ("DELETE", "/config/nobodys", None, (404, 40401)),
         ("DELETE", "/subjects/nobodys", None, (404, 40401)),
+        ("POST", "/compatibility/subjects/nobodys/versions/1", {"schema": '"int"'}, (404, 40401)),
+        ("POST", "/compatibility/subjects/nobodys/versions", {"schema": "{"}, (422, 42201)),
     ],
 )
 def test_refusals_have_confluents_codes(
@@ -376,17 +382,6 @@ def test_answers_have_the_media_type_that_is_preferred(http: httpx2.Client) -> N
         answer = http.get("/subjects", headers={"accept": accept})
         assert answer.headers["content-type"] == expected
     assert http.get("/subjects", headers={"accept": "text/html"}).status_code == 406
-
-
-def test_nothing_is_registered_while_a_subject_is_read_only(
-    registry: SchemaRegistryClient, subject: str
-) -> None:
-    registry.update_mode(subject, "READONLY")
-    assert refused(lambda: registry.register_schema(subject, avro(text("a")))) == (422, 42205)
-    registry.delete_mode(subject)
-    assert refused(lambda: registry.get_mode(subject)) == (404, 40409)
-    assert registry.get_global_mode() == "READWRITE"
-    registry.register_schema(subject, avro(text("a")))
 
 
 def test_the_records_are_those_of_confluents_registry(
@@ -451,10 +446,10 @@ def test_what_another_registry_writes_to_the_topic_counts(
     found = http.get(f"/subjects/{subject}/versions/latest").json()
     assert (found["id"], found["schema"]) == (highest + 10, value["schema"])
     same = {"schema": '{"type":"record","name":"Theirs","fields":[]}'}
-    assert http.post(f"/subjects/{subject}/versions", json=same).json() == {"id": highest + 10}
+    assert http.post(f"/subjects/{subject}/versions", json=same).json()["id"] == highest + 10
     new = {"schema": '{"type":"record","name":"Ours","fields":[]}'}
     path = f"/subjects/{subject}-2/versions"
-    assert http.post(path, json=new).json() == {"id": highest + 11}
+    assert http.post(path, json=new).json()["id"] == highest + 11
 
 
 def test_an_id_that_another_registry_gives_meanwhile_is_not_given_again(
@@ -484,3 +479,44 @@ def highest_id(http: httpx2.Client) -> int:
 
 def of_record(name: str) -> Kept:
     return Kept("AVRO", json.dumps({"type": "record", "name": name, "fields": []}))
+
+
+def test_a_subject_that_nobody_has_takes_any_schema_and_a_bad_one_is_told(
+    http: httpx2.Client, subject: str
+) -> None:
+    path = f"/compatibility/subjects/{subject}/versions"
+    for at in (path, f"{path}/latest"):
+        answer = http.post(at, json={"schema": '"string"'}, params={"verbose": True})
+        assert answer.json() == {"is_compatible": True}
+        answer = http.post(at, json={"schema": "{"}, params={"verbose": True})
+        assert not answer.json()["is_compatible"]
+        assert "Invalid schema" in answer.json()["messages"][0]
+
+
+def test_lists_are_of_what_is_asked_for(http: httpx2.Client, subject: str) -> None:
+    path = f"/subjects/{subject}/versions"
+    for number in range(4):
+        http.put(f"/config/{subject}", json={"compatibility": "NONE"})
+        assert http.post(path, json=given_record(f"N{number}")).status_code == 200
+    assert http.delete(f"{path}/latest").json() == 4
+    assert http.delete(f"{path}/latest").json() == 3, "the latest that is left"
+
+    def listed(at: str, **query: Any) -> Any:
+        return http.get(at, params=query).json()
+
+    assert listed(path) == [1, 2]
+    assert listed(path, deleted=True) == [1, 2, 3, 4]
+    assert listed(path, deletedOnly=True) == [3, 4]
+    assert listed(path, deletedAsNegative=True) == [1, 2, -3, -4]
+    assert listed(path, deleted=True, offset=1, limit=2) == [2, 3]
+    assert listed("/subjects", subjectPrefix=f":*:{subject}") == [subject]
+    assert listed("/subjects", subjectPrefix=f":.:{subject}", limit=0) == []
+    latest = listed("/schemas", subjectPrefix=subject, latestOnly=True)
+    assert [one["version"] for one in latest] == [2]
+    assert listed("/contexts") == ["."]
+    assert listed("/contexts", contextPrefix=".other") == []
+    assert listed("/contexts", offset=1) == []
+
+
+def given_record(name: str) -> dict[str, str]:
+    return {"schema": of_record(name).text}

@@ -22,7 +22,7 @@ from tests.unit.tables.test_maintain import ALL_OLD, maintain
 from tierlog.hot_tier.log_writer import Acks
 from tierlog.record_format import columns as value_columns
 from tierlog.record_format.produced import build_produced
-from tierlog.record_format.schema_records import Schema
+from tierlog.record_format.schema_records import LEVEL, Schema
 from tierlog.tables.catalog import SCHEMA_MODE, create_table
 from tierlog.tables.json_columns import given_columns
 from tierlog.tables.schema_rows import SchemaNotUploaded
@@ -56,7 +56,7 @@ class SchemaTable(JsonTable):
         """`document`: a text if it is of Protobuf."""
         schema = Schema(kind, document if kind == "PROTOBUF" else json.dumps(document))
         registry = self.tiers.broker.schema_registry
-        registry.set_level(f"{self.topic}-value", "NONE")
+        registry.put_setting(LEVEL, f"{self.topic}-value", "NONE")
         return registry.register(f"{self.topic}-value", schema).schema_id
 
     def send(self, *values: bytes | None) -> None:

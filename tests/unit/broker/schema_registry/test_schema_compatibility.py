@@ -110,6 +110,12 @@ def an_object(*required: str, additional: Any = None, **properties: Any) -> Any:
     return shown
 
 
+def tuple_of(*places: Any, beyond: Any) -> Any:
+    draft = "https://json-schema.org/draft/2020-12/schema"
+    rest = {"prefixItems": places, "unevaluatedItems": beyond}
+    return {"$schema": draft, "type": "array", **rest}
+
+
 TEXT, NUMBER, WHOLE = {"type": "string"}, {"type": "number"}, {"type": "integer"}
 TREE = {"type": "object", "properties": {"left": {"$ref": "#"}, "name": TEXT}}
 NAMED = {"$ref": "#/definitions/n", "definitions": {"n": TEXT}}
@@ -207,7 +213,27 @@ JSON = [  # update, original, why not all that was valid is
         {"type": "array", "items": [TEXT, TEXT], "additionalItems": False},
         ["ITEM_REMOVED_FROM_CLOSED_CONTENT_MODEL"],
     ),
+    (
+        {"type": "array", "items": [{}], "additionalItems": False},
+        {"type": "array"},
+        ["ADDITIONAL_ITEMS_REMOVED"],
+    ),
+    ({"additionalItems": False}, {"additionalItems": True}, ["ADDITIONAL_ITEMS_REMOVED"]),
+    (tuple_of(TEXT, WHOLE, beyond=WHOLE), tuple_of(TEXT, beyond=WHOLE), []),
+    (
+        tuple_of(TEXT, TEXT, beyond=WHOLE),
+        tuple_of(TEXT, beyond=WHOLE),
+        ["ITEM_ADDED_NOT_COVERED_BY_PARTIALLY_OPEN_CONTENT_MODEL"],
+    ),
+    (tuple_of(TEXT, beyond=WHOLE), tuple_of(TEXT, WHOLE, beyond=WHOLE), []),
+    (
+        tuple_of(TEXT, beyond=WHOLE),
+        tuple_of(TEXT, TEXT, beyond=WHOLE),
+        ["ITEM_REMOVED_NOT_COVERED_BY_PARTIALLY_OPEN_CONTENT_MODEL"],
+    ),
     ({"oneOf": [TEXT, NUMBER]}, {"oneOf": [TEXT]}, []),
+    ({"allOf": [TEXT, TEXT]}, {"allOf": [TEXT]}, []),
+    ({"oneOf": [TEXT, NUMBER]}, {"oneOf": [TEXT, NUMBER, NUMBER]}, []),
     ({"oneOf": [NUMBER, TEXT]}, {"oneOf": [TEXT, NUMBER]}, []),
     ({"oneOf": [TEXT]}, {"oneOf": [TEXT, NUMBER]}, ["SUM_TYPE_NARROWED"]),
     ({"anyOf": [TEXT, NUMBER]}, TEXT, []),
