@@ -65,6 +65,7 @@ _READ_AS: Final[Mapping[str, frozenset[str]]] = {
     "string": frozenset(("string", "bytes")),
 }
 _OPERATIONS_MAX: Final = 100_000  # of a writer
+_DEFAULT_MAX: Final = 64 << 10  # bytes
 _PACKED: Final = {"boolean": "<?", "float": "<f", "double": "<d"}
 Names = Mapping[str, Any]
 
@@ -277,6 +278,8 @@ class _Resolution:
         names = self._columns._names
         try:
             encoded = _encoded(field["type"], field["default"], names)
+        except _TooLarge:
+            return self._refuse(path, f"its default has more than {_DEFAULT_MAX} bytes")
         except (ValueError, TypeError, LookupError, AttributeError, struct.error):
             return self._refuse(path, "its default is not of its type")
         start = len(self._columns._constants)
@@ -423,6 +426,10 @@ def _shown(schema: Any) -> str:
     return f"{kind} {schema['name']}" if kind in _NAMED else kind
 
 
+class _TooLarge(Exception):
+    """A default, whose lists and records may have defaults of their own."""
+
+
 def _encoded(schema: Any, value: Any, names: Names) -> bytes:
     """A field's default, which JSON says, as Avro. Raises what a value of another type does."""
     schema = _named(schema, names)
@@ -453,21 +460,30 @@ def _encoded(schema: Any, value: Any, names: Names) -> bytes:
         case "array" | "map":
             return _encoded_items(schema, value, names)
         case _:
-            return b"".join(
+            return _joined(
                 _encoded(field["type"], value.get(field["name"], field.get("default")), names)
                 for field in schema["fields"]
             )
 
 
+def _joined(parts: Iterable[bytes]) -> bytes:
+    found = bytearray()
+    for one in parts:
+        found += one
+        if len(found) > _DEFAULT_MAX:
+            raise _TooLarge
+    return bytes(found)
+
+
 def _encoded_items(schema: Any, value: Any, names: Names) -> bytes:
     if schema["type"] == "array":
-        items = [_encoded(schema["items"], one, names) for one in value]
+        items = (_encoded(schema["items"], one, names) for one in value)
     else:
-        items = [
+        items = (
             _encoded("string", name, names) + _encoded(schema["values"], one, names)
             for name, one in value.items()
-        ]
-    return b"".join((_zigzag(len(items)) if items else b"", *items, b"\0"))
+        )
+    return (_zigzag(len(value)) if value else b"") + _joined(items) + b"\0"
 
 
 def _zigzag(value: int) -> bytes:

@@ -84,12 +84,39 @@ def check_columns(count: int, path: str) -> None:
         )
 
 
+def check_room(type_: pa.DataType, *, rows: int, items: int) -> None:
+    """Raises ColumnsTooLarge if so many rows, with so many items in lists, may take more memory
+    than there is, without that of text.
+    """
+    row_bytes, item_bytes = _widths(type_)
+    if (size := rows * row_bytes + items * item_bytes) > ROOM_MAX:
+        raise ColumnsTooLarge(
+            f"/: {rows} values with up to {items} items in lists may take {size} bytes as columns, "
+            f"and may take {ROOM_MAX}"
+        )
+
+
+def _widths(type_: pa.DataType) -> tuple[int, int]:
+    """The bytes of a row, and of an item of any list in it, at most."""
+    if pa.types.is_struct(type_):
+        found = [_widths(one.type) for one in type_]
+        return 1 + sum(own for own, _ in found), max((item for _, item in found), default=0)
+    if pa.types.is_list(type_):
+        own, item = _widths(type_.value_type)
+    elif pa.types.is_map(type_):
+        own, item = _widths(pa.struct([("key", type_.key_type), ("value", type_.item_type)]))
+    else:
+        return 17, 0
+    return 5, max(own, item)
+
+
 class Columns:
     def __init__(self, nodes: Sequence[Node], tables: list[int]) -> None:
         """`nodes`: the first is the type's; `tables`: the kernel's, to which theirs are added."""
         self._nodes = nodes
         self._children: list[int] = []  # where in the tables those of each node are
         self._alike: list[tuple[int, int]] = []  # and those with as many rows, itself too
+        self._symbol_bytes = np.array([_longest_symbol(node) for node in nodes], np.int64)
         for index, node in enumerate(nodes):
             self._children.append(len(tables))
             tables += node.children
@@ -102,16 +129,21 @@ class Columns:
         counts = np.zeros(2 * len(self._nodes), np.int64)
         run(Room(self._layout(counts), counts, np.zeros(8, np.uint8)), is_writing=False)
         nodes = self._layout(counts)
-        if (size := int(nodes[-1])) > ROOM_MAX:
-            sizes = np.diff([*nodes[kernel.VALID_AT : -1 : kernel.NODE_WIDTH], size])
+        self._check_room(nodes, counts)
+        heap = np.empty(int(nodes[-1]) // 8 + 1, np.int64).view(np.uint8)
+        run(Room(nodes, np.zeros_like(counts), heap), is_writing=True)
+        return self._column(0, Room(nodes, counts, heap))
+
+    def _check_room(self, nodes: Numbers, counts: Numbers) -> None:
+        """Raises ColumnsTooLarge."""
+        ends = [*nodes[kernel.VALID_AT : -1 : kernel.NODE_WIDTH], nodes[-1]]
+        sizes = np.diff(ends) + counts[::2] * self._symbol_bytes
+        if (size := int(sizes.sum())) > ROOM_MAX:
             largest = int(np.argmax(sizes))
             raise ColumnsTooLarge(
                 f"{self._path(largest) or '/'}: it has {int(counts[2 * largest])} rows of a "
-                f"batch whose columns take {size} bytes, and may take {ROOM_MAX}"
+                f"batch whose columns take up to {size} bytes, and may take {ROOM_MAX}"
             )
-        heap = np.empty(size // 8 + 1, np.int64).view(np.uint8)
-        run(Room(nodes, np.zeros_like(counts), heap), is_writing=True)
-        return self._column(0, Room(nodes, counts, heap))
 
     def _path(self, index: int) -> str:
         for parent, node in enumerate(self._nodes):
@@ -176,6 +208,10 @@ class Columns:
             return pa.Array.from_buffers(node.type, rows, [valid, pa.py_buffer(data)], nulls)
         numbers = pa.Array.from_buffers(pa.int32(), rows, [valid, pa.py_buffer(data)], nulls)
         return _named(numbers, node.symbols)
+
+
+def _longest_symbol(node: Node) -> int:
+    return max((len(one.encode()) for one in (node.symbols or {}).values()), default=0)
 
 
 def _named(numbers: pa.Array, symbols: Mapping[int, str]) -> pa.Array:

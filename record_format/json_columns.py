@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from tierlog.record_format.columns import ROOM_MAX, check_columns
+from tierlog.record_format.columns import check_columns, check_room
 from tierlog.record_format.errors import ColumnsTooLarge, InvalidOption, UndecodableValue
 from tierlog.record_format.workarounds import decode_json
 
@@ -146,27 +146,11 @@ def parse_json(values: pa.Array, type_: pa.DataType, *, unexpected: str) -> pa.A
 
 def _check_room(text: pa.Array, type_: pa.DataType) -> None:
     """Raises ColumnsTooLarge. Items of lists are no more than there are commas and brackets."""
-    row_bytes, item_bytes = _widths(type_)
-    rows_bytes = len(text) * row_bytes
-    if rows_bytes + item_bytes * text.nbytes <= ROOM_MAX:
-        return
-    items = pc.sum(pc.add(pc.count_substring(text, ","), pc.count_substring(text, "["))).as_py()
-    if (size := rows_bytes + item_bytes * (items or 0)) > ROOM_MAX:
-        raise ColumnsTooLarge(
-            f"/: {len(text)} values with up to {items} items in lists may take {size} bytes as "
-            f"columns, and may take {ROOM_MAX}"
-        )
-
-
-def _widths(type_: pa.DataType) -> tuple[int, int]:
-    """The bytes of a row, without those of text; and of an item of any list in it, at most."""
-    if pa.types.is_struct(type_):
-        found = [_widths(one.type) for one in type_]
-        return 1 + sum(own for own, _ in found), max((item for _, item in found), default=0)
-    if pa.types.is_list(type_):
-        own, item = _widths(type_.value_type)
-        return 5, max(own, item)
-    return 17, 0
+    try:
+        check_room(type_, rows=len(text), items=text.nbytes)
+    except ColumnsTooLarge:
+        items = pc.sum(pc.add(pc.count_substring(text, ","), pc.count_substring(text, "[")))
+        check_room(type_, rows=len(text), items=items.as_py() or 0)
 
 
 def _check_is_one(value: bytes) -> None:

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.types import StructType
 
+from tierlog.record_format.columns import check_room
 from tierlog.record_format.errors import (
     ColumnsTooLarge,
     InvalidOption,
@@ -235,7 +236,9 @@ def _read_each(
 ) -> Iterator[tuple[np.ndarray, pa.StructArray]]:
     """By halves, until what does not fit is alone."""
     try:
-        yield places, writer.read(values).cast(type_)
+        rows = writer.read(values)
+        check_room(type_, rows=len(rows), items=_items_in(rows))
+        yield places, rows.cast(type_)
     except ColumnsTooLarge:
         raise
     except (UndecodableValue, pa.ArrowInvalid) as error:
@@ -246,6 +249,16 @@ def _read_each(
         half = len(places) // 2
         yield from _read_each(values[:half], places[:half], writer, type_, reasons)
         yield from _read_each(values[half:], places[half:], writer, type_, reasons)
+
+
+def _items_in(rows: pa.Array) -> int:
+    """How many items all lists have; each has a row of all that the table's list has."""
+    if pa.types.is_struct(rows.type):
+        return sum(_items_in(rows.field(place)) for place in range(rows.type.num_fields))
+    if not (pa.types.is_list(rows.type) or pa.types.is_map(rows.type)):
+        return 0
+    inner = rows.items if pa.types.is_map(rows.type) else rows.values
+    return len(inner) + _items_in(inner)
 
 
 def _in_order(

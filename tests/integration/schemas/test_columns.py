@@ -338,7 +338,7 @@ def test_columns_that_would_take_much_memory_are_made_in_parts(
     monkeypatch.setattr(value_columns, "ROOM_MAX", 1000)
     problem = (
         rf"^{topic}-0: offset 3: the value does not decode: schema {schema_id}: /rows/items/n: it "
-        r"has 900 rows of a batch whose columns take \d+ bytes, and may take 1000"
+        r"has 900 rows of a batch whose columns take up to \d+ bytes, and may take 1000"
     )
     with pytest.raises(UndecodableValue, match=problem):
         tierlog.dataset(topic, **given).to_table()

@@ -300,6 +300,21 @@ def test_a_message_is_the_same_wherever_a_later_file_has_it(table):
     assert table.json_rows() == {0: {"carrier": "UA"}, 1: {"carrier": "AA"}, 2: {"n": 7}}
 
 
+def test_items_of_one_schema_take_the_memory_of_all_that_other_schemas_have(table, monkeypatch):
+    def of(*names):
+        row = {**record(*((name, "long") for name in names)), "name": "Row"}
+        return record(("rows", {"type": "array", "items": row}))
+
+    narrow, wide = of("a"), of("a", *(f"f{n}" for n in range(300)))
+    ids = [table.register(one) for one in (narrow, wide)]
+    table.make()
+    few, many = ({"rows": [{"a": n} for n in range(count)]} for count in (2, 100))
+    table.send(avro(ids[0], narrow, few), avro(ids[0], narrow, many))
+    monkeypatch.setattr(value_columns, "ROOM_MAX", 100_000)
+    assert table.run() == Synced(commits=1, records=1, errors=1)
+    assert "with up to 100 items in lists may take" in table.errors()[1][1]
+
+
 def test_what_would_take_much_memory_as_columns_is_among_the_errors(table, monkeypatch):
     row = {**record(("n", "long")), "name": "Row"}
     schema = record(("rows", {"type": "array", "items": ["null", row]}))

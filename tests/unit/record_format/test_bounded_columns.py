@@ -131,11 +131,35 @@ def proto_messages() -> tuple[pa.Array, ProtoColumns, int]:
 def test_a_value_of_many_rows_of_a_wide_record_is_refused_before_memory_is_taken(make: Any) -> None:
     values, found, root = make()
     roots = np.array([root], np.int64)
-    problem = rf"/rows/items/f\d+: it has {COUNT} rows .* bytes, and may take {ROOM_MAX}"
+    problem = rf"/rows/items/f\d+: it has {COUNT} rows .* up to \d+ bytes, and may take {ROOM_MAX}"
     with within(50 << 20):
         for permissive in (False, True):
             with pytest.raises(ColumnsTooLarge, match=problem):
                 found.decode(values, roots, skipped=0, permissive=permissive)
+
+
+def test_a_default_of_defaults_and_symbols_of_much_text_are_refused_too() -> None:
+    known: list[Any] = [record("D0", ("n", "int"))]
+    for level in range(1, 6):
+        items = {"type": "array", "items": f"D{level - 1}"}
+        values = [{"n": 1}] * 50 if level == 1 else [{}] * 50
+        known.append(
+            {**record(f"D{level}"), "fields": [{"name": "f", "type": items, "default": values}]}
+        )
+    reader = record("R", *((f"of{n}", one) for n, one in enumerate(known)))
+    for field in reader["fields"]:
+        field["default"] = {"n": 1} if field["name"] == "of0" else {}
+    found = AvroColumns(json.dumps(reader), [])
+    with within(50 << 20):
+        roots = np.array([found.add_writer(json.dumps(record("R")), [])])
+    with pytest.raises(UndecodableValue, match="/of3: its default has more than 65536 bytes"):
+        found.decode(pa.array([b""]), roots, skipped=0, permissive=False)
+    enum = {"type": "enum", "name": "E", "symbols": ["A" * 100_000, "B"]}
+    text = json.dumps(record("R", ("e", enum)))
+    found = AvroColumns(text, [])
+    roots = np.full(3000, found.add_writer(text, []))
+    with within(50 << 20), pytest.raises(ColumnsTooLarge, match=r"^/e: it has 3000 rows"):
+        found.decode(pa.array([b"\0"] * 3000), roots, skipped=0, permissive=False)
 
 
 def test_json_that_may_take_much_memory_as_columns_is_not_given_to_arrow() -> None:

@@ -384,3 +384,46 @@ def test_a_message_without_columns_has_none_but_is_the_one_of_its_oneof() -> Non
     text = THREE + "message M { oneof x { N n = 1; string s = 2; } N o = 3; } message N {}"
     assert ProtoColumns(text, []).type == pa.struct([("s", pa.string())])
     assert rows(text, b"\x12\x01a\x0a\x00", b"\x0a\x00\x12\x01a") == [{"s": None}, {"s": "a"}]
+
+
+def test_googles_own_messages_are_messages_as_any() -> None:
+    names = ("duration", "wrappers", "any", "empty", "field_mask", "struct")
+    imports = " ".join(f'import "google/protobuf/{name}.proto";' for name in names)
+    text = f"""{THREE} {imports} message M {{
+        google.protobuf.Duration took = 1;
+        google.protobuf.StringValue name = 2;
+        google.protobuf.Int64Value number = 3;
+        repeated google.protobuf.BoolValue flags = 4;
+        google.protobuf.Any any = 5;
+        google.protobuf.Empty empty = 6;
+        google.protobuf.FieldMask mask = 7;
+        Outer.Inner inner = 8;
+        message Outer {{ message Inner {{ repeated Outer outer = 1; }} int32 n = 1; }}
+    }}"""
+    message = class_of(text)()
+    message.took.FromMilliseconds(1500)
+    message.name.value = "ö"
+    message.number.SetInParent()
+    message.flags.add(value=True)
+    message.any.Pack(message.took)
+    message.empty.SetInParent()
+    message.mask.paths.extend(["a.b", "c"])
+    message.inner.outer.add(n=5)
+    nothing = dict.fromkeys(("took", "name", "number", "any", "mask", "inner"), None)
+    assert rows(text, message.SerializeToString(), b"") == [
+        {
+            "took": {"seconds": 1, "nanos": 500_000_000},
+            "name": {"value": "ö"},
+            "number": {"value": 0},
+            "flags": [{"value": True}],
+            "any": {
+                "type_url": "type.googleapis.com/google.protobuf.Duration",
+                "value": message.took.SerializeToString(),
+            },
+            "mask": {"paths": ["a.b", "c"]},
+            "inner": {"outer": [{"n": 5}]},
+        },
+        {**nothing, "flags": []},
+    ]
+    with pytest.raises(InvalidOption, match="/s/fields/value/struct_value of the schema contains"):
+        ProtoColumns(f"{THREE} {imports} message M {{ google.protobuf.Struct s = 1; }}", [])

@@ -334,3 +334,72 @@ def test_a_json_schema_of_no_one_type_has_no_columns() -> None:
         with pytest.raises(InvalidOption, match="names no one type"):
             JsonColumns(json.dumps(schema), [])
     assert JsonColumns('{"type": "integer"}', []).type == pa.int64()
+
+
+def any_json_schema(rng: random.Random, depth: int) -> Any:
+    kind = rng.choice(("integer", "number", "string", "boolean", "array", "object"))
+    if kind == "array" and depth:
+        return {"type": "array", "items": any_json_schema(rng, depth - 1)}
+    if kind == "object" and depth:
+        names = rng.sample("abcdef", rng.randrange(1, 4))
+        properties = {name: any_json_schema(rng, depth - 1) for name in names}
+        return {"type": "object", "properties": properties}
+    return {"type": kind if kind not in ("array", "object") else "integer"}
+
+
+def any_json(rng: random.Random, schema: Any) -> Any:
+    """With nulls, and members that the schema does not have."""
+    if rng.random() < 0.1:
+        return None
+    match schema["type"]:
+        case "integer":
+            return rng.randrange(-(2**63), 2**63) >> rng.randrange(64)
+        case "number":
+            return rng.choice((rng.randrange(-99, 99) / 8, rng.randrange(9), 1e300))
+        case "string":
+            return rng.choice(("", "a", '"\\\n', "ö€𝔞", "\x00", "{[,", "null"))
+        case "boolean":
+            return rng.random() < 0.5
+        case "array":
+            return [any_json(rng, schema["items"]) for _ in range(rng.randrange(4))]
+    found = {name: any_json(rng, one) for name, one in schema["properties"].items()}
+    if rng.random() < 0.3:
+        found["more"] = rng.choice((1, None, "x", [], [{"a": [1]}], {"a": {}}))
+    return found
+
+
+def read_as(schema: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    match schema["type"]:
+        case "array":
+            return [read_as(schema["items"], one) for one in value]
+        case "object":
+            properties = schema["properties"].items()
+            return {name: read_as(one, value.get(name)) for name, one in properties}
+    return value
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_json_is_read_as_pythons_own_parser_reads_it(seed: int) -> None:
+    rng = random.Random(seed)
+    schema = any_json_schema(rng, 3)
+    columns = JsonColumns(json.dumps(schema), [])
+    rows = [any_json(rng, schema) for _ in range(6)]
+    values = [json.dumps(row, ensure_ascii=rng.random() < 0.5).encode() for row in rows]
+    found = columns.decode(pa.array(values), permissive=False)
+    assert found.type == columns.type
+    assert found.to_pylist() == [read_as(schema, row) for row in rows]
+    # What is cut, and what a few other bytes make of it: a row, if it is one, is of one value.
+    last = max(values, key=len)
+    damaged = [last[:size] for size in range(min(len(last), 40))]
+    for _ in range(60):
+        at, more = (
+            rng.randrange(len(last) + 1),
+            rng.choice((b"}", b"]", b",", b'"', b"{", b"1", b"")),
+        )
+        damaged.append(last[:at] + more + last[at + rng.randrange(2) :])
+    found = columns.decode(pa.array(damaged), permissive=True)
+    for value, row in zip(damaged, found.to_pylist(), strict=True):
+        if row is not None:
+            assert row == read_as(schema, json.loads(value))
