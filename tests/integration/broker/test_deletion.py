@@ -520,10 +520,10 @@ def test_a_failed_deletion_blocks_no_other(harness, monkeypatch) -> None:
         harness.broker.delete_topic(name)
     delete = harness.broker.bucket.delete_topic
 
-    def failing(record) -> None:
+    def failing(record, *, is_gone) -> None:
         if record.name == "a-fails":
             raise ManifestConflict("conflicts in a row")
-        delete(record)
+        delete(record, is_gone=is_gone)
 
     monkeypatch.setattr(harness.broker.bucket, "delete_topic", failing)
     with pytest.raises(ManifestConflict):
