@@ -2,6 +2,7 @@
 
 * Measured: rows a second of `tierlog table sync` of ten million records, straight from a `file://`
   bucket into a new table in a catalog of SQLite, in one process.
+* On Spark: the same with `--spark`, in the peer's session.
 * Peer: Spark's rewrite, in a session of two cores, of a Parquet file (zstd) of these rows as files
   of the same codec by day.
 * Lag: with `--follow --every 5s` on a broker, a record each second: from before its produce until
@@ -23,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import tierlog
 from bench.children import MissingPeer, broker, running
@@ -64,12 +65,17 @@ def measure(folder: Path, *, rounds: int) -> Report:
         def sync() -> None:
             shutil.rmtree(_sync(folder, next(numbers)))
 
+        def sync_on_spark() -> None:
+            shutil.rmtree(_sync(folder, next(numbers), spark))
+
         runs: dict[str, Callable[[], float]] = {
             "sync": lambda: RECORDS / wall_seconds(sync),
+            "on Spark": lambda: RECORDS / wall_seconds(sync_on_spark),
             "rewrite": lambda: RECORDS / wall_seconds(rewrite),
         }
         seen = interleave(runs, rounds=rounds)
     report.add("sync", "rows/s", seen["sync"], seen["rewrite"], target=Target(value=OF_PEER))
+    report.add("sync on Spark", "rows/s", seen["on Spark"], seen["rewrite"])
     sizes = [_bytes_of(one) / RECORDS for one in (last, folder / "bucket")]
     report.add("a row in the table (peer: in the segments)", "bytes", sizes[:1], sizes[1:])
     most = Target(value=LAG_S, at_most=True, of_ratio=False)
@@ -77,19 +83,23 @@ def measure(folder: Path, *, rounds: int) -> Report:
     return report
 
 
-def _sync(folder: Path, number: int) -> Path:
+def _sync(folder: Path, number: int, spark: Any = None) -> Path:
     """A new table's files."""
     # Imported here: it is an extra.
     from tierlog.tables.catalog import create_table, open_catalog
+    from tierlog.tables.spark_writer import SparkWriter
+    from tierlog.tables.step_files import LocalWriter
     from tierlog.tables.sync import TableSync, begin_tables, read_options
 
+    writer = LocalWriter() if spark is None else SparkWriter(spark)
     store = {"store": f"file://{folder}/bucket", "tier": "cold", "includeHeaders": "true"}
     options = read_options(store, "t")
     catalog = open_catalog(f"sqlite:///{folder}/catalog.db", {"warehouse": f"file://{folder}"})
     ((position, _),) = begin_tables(options)
     name = ("tables", f"t{number}")
     create_table(catalog, name, position)
-    done = TableSync(catalog=catalog, name=name, topic="t", options=options).sync_table()
+    run = TableSync(catalog=catalog, name=name, topic="t", options=options, writer=writer)
+    done = run.sync_table()
     assert done.records == RECORDS, done
     return folder / "tables" / name[-1] / "data"
 

@@ -322,8 +322,14 @@ class TopicPart(NamedTuple):
 
     def to_table(self) -> pa.Table:
         """Its rows. Raises DataLoss, CorruptDataError and others."""
-        rows = self.scan.reader().read_split(self.split)
-        return self.scan.scanner(rows, self.split.size_bytes).to_table()
+        return self._scanner(self.scan).to_table()
+
+    def to_batches(self, warn: Warn) -> Iterator[pa.RecordBatch]:
+        """As `to_table`, but streamed, and `warn` is told of what is missing."""
+        return self._scanner(self.scan._replace(warn=warn)).to_batches()
+
+    def _scanner(self, scan: _Scan) -> TopicScanner:
+        return scan.scanner(scan.reader().read_split(self.split), self.split.size_bytes)
 
 
 class TopicScanner:

@@ -44,6 +44,7 @@ from tierlog.tables.catalog import (
 )
 from tierlog.tables.errors_table import errors_name
 from tierlog.tables.json_columns import OWN, given_columns
+from tierlog.tables.step_files import LocalWriter, StepWriter
 from tierlog.tables.sync import Synced, TableSync, begin_tables, read_options
 
 ROOT = Path(__file__).parents[2]
@@ -121,13 +122,16 @@ class TopicTable:
             {"store": self.url, "includeHeaders": "true"} | place | SMALL | end, self.topic
         )
 
-    def run(self, *, catalog: Any = None, until: int | None = None) -> Synced:
+    def run(
+        self, *, catalog: Any = None, until: int | None = None, writer: StepWriter | None = None
+    ) -> Synced:
         return TableSync(
             catalog=catalog or self.open_catalog(),
             name=self.name,
             topic=self.topic,
             options=self.options(until),
             commit_bytes=STEP_BYTES,
+            writer=writer or LocalWriter(),
             log=self.notes.append,
             sleep=lambda _: None,
         ).sync_table()
@@ -317,7 +321,9 @@ def killed_at_call(number: int) -> Callable[[], None]:
     return call
 
 
-def before_each_call(do: Callable[[], None]) -> None:
+def before_each_call(
+    do: Callable[[], None], replace: Callable[[Any, str, Any], None] = setattr
+) -> None:
     """Of files that are written or deleted, and of commits, also after one."""
     for owner, name in (
         (PyArrowFileIO, "new_output"),
@@ -325,7 +331,7 @@ def before_each_call(do: Callable[[], None]) -> None:
         (SqlCatalog, "commit_table"),
         (RestCatalog, "commit_table"),
     ):
-        setattr(owner, name, _wrapped(getattr(owner, name), do))
+        replace(owner, name, _wrapped(getattr(owner, name), do))
 
 
 def _wrapped(method: Callable[..., Any], do: Callable[[], None]) -> Callable[..., Any]:

@@ -16,10 +16,18 @@ pytest.importorskip("pyiceberg")
 import polars as pl
 
 from bench.maven import fetch
+from tests.fakes import spark_process
 from tests.fakes.real_kafka import CACHE
 from tests.fakes.soak import MINUTES, soak_seed
 from tests.fakes.table_kills import KilledTable
-from tests.fakes.topic_tables import ROOT, SEGMENTS, TopicTable, check_each_once, runs_of
+from tests.fakes.topic_tables import (
+    ROOT,
+    SEGMENTS,
+    JsonTable,
+    TopicTable,
+    check_each_once,
+    runs_of,
+)
 from tierlog.tables.catalog import load_table
 from tierlog.tables.errors_table import errors_name
 from tierlog.tables.maintain import Ages, maintain_table
@@ -41,7 +49,22 @@ rows = db.execute(f"select {sys.argv[2]} from {table} order by 1")
 print(json.dumps(rows.fetchall()))
 """
 
+ON_SPARK_KILLS = 20  # a driver takes ten seconds to start
+DRIVER = """
+import random, sys
+from pathlib import Path
+from tests.fakes.topic_tables import JsonTable, before_each_call, killed_at_call
+from tests.fakes.unlucky_task import UnluckyTask
+from tierlog.spark_reader.jobs.session import job_session
+from tierlog.tables import spark_writer
 
+spark_writer.RowTask = UnluckyTask
+with job_session("driver", master="local[2,4]") as session:
+    if killed_at := int(sys.argv[2]):
+        before_each_call(killed_at_call(killed_at))
+    writer = spark_writer.SparkWriter(session, task_bytes=1)
+    JsonTable(Path(sys.argv[1])).run(writer=writer)
+"""
 SPARK = "4.1.4"  # Iceberg's runtime is for this line alone
 RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 SPARK_QUERY = """
@@ -107,6 +130,44 @@ def test_json_has_each_record_once_however_its_writers_and_the_broker_end(tmp_pa
     for engine in (duckdb, Spark()):
         assert engine.rows(table.load(), "_offset") == [[one] for one in offsets]
         assert engine.rows(beside, '"offset"') == [[one] for one in errors]
+
+
+@pytest.mark.soak
+def test_a_table_that_spark_writes_has_each_record_once_over_kills_and_failures(tmp_path):
+    """Two drivers at once are killed, and tasks fail after they have written."""
+    dice, kills, end = random.Random(soak_seed()), 0, time.monotonic() + MINUTES * 60
+    table = JsonTable(tmp_path)
+    table.put_values(_value(dice))
+    table.create()
+    table.run()
+    with (tmp_path / "drivers.log").open("ab") as log:
+        while kills < ON_SPARK_KILLS and time.monotonic() < end:
+            table.put_values(*(_value(dice) for _ in range(100)))
+            drivers = [_driver(table, dice.choice((0, *range(1, 25))), log) for _ in "12"]
+            for driver in drivers:
+                if dice.random() < 0.3:
+                    time.sleep(dice.uniform(0, 10))
+                    driver.kill()
+            kills += sum(driver.wait(timeout=300) == -signal.SIGKILL for driver in drivers)
+            offsets = sorted([*table.json_rows(), *table.errors()])
+            assert offsets == list(range(len(offsets)))
+    table.run()
+    table.check_each_once()
+    print(kills, "kills of", len(table.values), "records")
+
+
+def _value(dice):
+    return {"id": dice.choice((1, 2, "x")), dice.choice("abcdefgh"): 1, "pad": "x" * 5000}
+
+
+def _driver(table, killed_at, log):
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", DRIVER, table.folder, str(killed_at)],
+        env=spark_process.environment() | {"PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        stdout=log,
+        stderr=log,
+    )
 
 
 @pytest.mark.soak

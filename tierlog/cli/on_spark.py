@@ -242,6 +242,7 @@ def job(name: str, *, master: str | None, conf: Sequence[str] | None) -> Iterato
         from pyspark.errors import PySparkException
 
         from tierlog.spark_reader.jobs.session import job_session
+        from tierlog.spark_reader.jobs.tasks import last_line
     except ImportError as error:
         text = f"{name} runs on Spark: pip install 'tierlog[spark]' ({error})"
         raise ConfigurationError(text) from error
@@ -252,7 +253,7 @@ def job(name: str, *, master: str | None, conf: Sequence[str] | None) -> Iterato
         with job_session(name, master=master, config=_quiet(pairs(conf))) as session:
             yield session
     except PySparkException as error:
-        raise ConfigurationError(_last_line(str(error))) from error
+        raise ConfigurationError(last_line(str(error))) from error
 
 
 def silence_interrupts() -> None:
@@ -274,20 +275,6 @@ def _quiet(config: dict[str, str]) -> dict[str, str]:
         return config
     silent = Path(str(files("tierlog.spark_reader.jobs"))).joinpath("no_log.properties").as_uri()
     return {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={silent}", **config}
-
-
-_OUR_ERRORS = ("record_format.", "spark_reader.", "tierlog.")
-
-
-def _last_line(text: str) -> str:
-    """The last line of a Python traceback inside Spark's error."""
-    before_java = text.partition("\n\tat ")[0].partition("JVM stacktrace")[0]
-    lines = [line.strip() for line in before_java.splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith(_OUR_ERRORS)]
-    if ours:  # without the class name
-        return ours[-1].partition(": ")[2] or ours[-1]
-    reasons = [line for line in lines if not line.startswith("SQLSTATE:")]
-    return (reasons or [text])[-1]
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -17,7 +18,16 @@ from typing import Annotated, Any, Final
 import typer
 from pyiceberg.catalog import Catalog
 
-from tierlog.cli.on_spark import LogOptions, in_flags, pairs, reads
+from tierlog.cli.on_spark import (
+    ConfOption,
+    LogOptions,
+    MasterOption,
+    in_flags,
+    job,
+    pairs,
+    reads,
+    task_bar,
+)
 from tierlog.cli.options import (
     EndpointOption,
     OutputOption,
@@ -73,6 +83,7 @@ from tierlog.tables.json_columns import given_columns
 from tierlog.tables.maintain import Ages, maintain_table
 from tierlog.tables.position import Position
 from tierlog.tables.status import TableStatus, status_of
+from tierlog.tables.step_files import LocalWriter, StepWriter
 from tierlog.tables.sync import (
     COMMIT_BYTES,
     NO_MODE,
@@ -128,6 +139,10 @@ TopicOrModes = Annotated[
         autocompletion=complete_topic,
     ),
 ]
+OnSpark = Annotated[
+    bool,
+    typer.Option("--spark", help="Write the files on Spark's executors; commit them from here."),
+]
 TableArgument = Annotated[str, typer.Argument(metavar="NAMESPACE.NAME", help="The table.")]
 
 
@@ -168,6 +183,21 @@ class TableOptions(LogOptions):
 
     def reading(self, topic: str | None) -> ReadOptions:
         return read_options(self.given(includeHeaders="true"), topic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncOptions(TableOptions):
+    """And who writes the files."""
+
+    spark: OnSpark = False
+    master: MasterOption = None
+    conf: ConfOption = None
+
+    def session(self) -> AbstractContextManager[Any]:
+        """None without Spark."""
+        if not self.spark:
+            return nullcontext()
+        return job("tierlog table sync", master=self.master, conf=self.conf)
 
 
 def _open(options: CatalogOptions | TableOptions) -> Catalog:
@@ -220,9 +250,9 @@ def create(
 
 
 @app.command("sync")
-@reads(TableOptions)
+@reads(SyncOptions)
 def sync(
-    options: TableOptions,
+    options: SyncOptions,
     topic: TopicOrModes = None,
     *,
     commit_bytes: Annotated[
@@ -242,22 +272,29 @@ def sync(
     if topic is None and options.table is not None:
         raise typer.BadParameter("--table: without TOPIC, each topic has a table of its own")
     pause_s = _seconds("--every", every)
-    run = _Run(options, options.open(), size_of("--commit-bytes", commit_bytes, least=1), output)
-    while follow:
-        began = time.monotonic()
-        try:
-            run.sync_topics(topic, is_repeated=True)
-        except (RetriableError, OutcomeUnknownError) as error:
-            warn(f"trying again in {every}: {error}")
-        time.sleep(max(0.0, began + pause_s - time.monotonic()))
-    if not run.sync_topics(topic):
+    step = size_of("--commit-bytes", commit_bytes, least=1)
+    catalog = options.open()
+    with options.session() as session:
+        run = _Run(options, catalog, session, step, output)
+        while follow:
+            began = time.monotonic()
+            try:
+                run.sync_topics(topic, is_repeated=True)
+            except (RetriableError, OutcomeUnknownError) as error:
+                warn(f"trying again in {every}: {error}")
+            time.sleep(max(0.0, began + pause_s - time.monotonic()))
+        went_well = run.sync_topics(topic)
+    if not went_well:
         raise typer.Exit(1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
+    """`session` is None without Spark."""
+
     options: TableOptions
     catalog: Catalog
+    session: Any
     commit_bytes: int
     output: Output
 
@@ -288,19 +325,30 @@ class _Run:
 
     def _sync(self, topic: str, *, is_repeated: bool) -> None:
         name = self.options.name(topic)
-        with record_counter(f"sync {topic}") as show:
+        with self._writer(f"sync {topic}") as writer:
             run = TableSync(
                 catalog=self.catalog,
                 name=name,
                 topic=topic,
                 options=self.options.reading(topic),
                 commit_bytes=self.commit_bytes,
+                writer=writer,
                 log=warn,
-                show=show,
             )
             done = run.sync_table()
         if done.commits or not is_repeated:
             _report(run, done, self.output)
+
+    @contextmanager
+    def _writer(self, title: str) -> Iterator[StepWriter]:
+        if self.session is None:
+            with record_counter(title) as show:
+                yield LocalWriter(show)
+            return
+        from tierlog.tables.spark_writer import SparkWriter  # needs pyspark
+
+        with task_bar(title) as progress:
+            yield SparkWriter(self.session, progress=progress)
 
 
 def _report(run: TableSync, done: Synced, output: Output) -> None:

@@ -4,10 +4,14 @@
 |-------------------------------------------------------|------------------------------------------|
 | `tierlog/attempts/<parent snapshot's id>-<attempt>`   | empty; there while a commit is attempted |
 | `data/<attempt>/<day>-<number>.parquet`               | its files                                |
+| `data/<attempt>/<task>-<day>-<number>.parquet`        | its files, by tasks on a cluster         |
+| `data/<attempt>/errors-<task>-….parquet`              | what does not fit, until it is gathered  |
 
 * An attempt can only be committed while the branch main is at its parent. Once it is not, the
   attempt was committed, or never will be; until then its files are left alone, whoever ended.
 * Deleted is only what no snapshot of the table has: of an attempt that was committed, nothing.
+* `<task>` is another each time that a task is tried. Files of tries that came to nothing are
+  deleted before the commit; those that appear after it are orphans, since a commit names its files.
 * An attempt of a table of mode json also has files at its table of errors, with records that do not
   fit. They are the attempt's: that table has them once it has caught up with the other's commit.
 """
@@ -64,6 +68,12 @@ def abandon_attempt(table: Table, attempt: Attempt, *, errors: Table | None = No
             for path in files_of_attempt(one, attempt.id):
                 _delete(one, path)
     _delete(table, attempt.mark(table))
+
+
+def remove_others(table: Table, attempt: Attempt, kept: Collection[str]) -> None:
+    """Delete what is in its folder besides these: what tasks left that were not the last to try."""
+    for path in set(files_of_attempt(table, attempt.id)).difference(kept):
+        _delete(table, path)
 
 
 def remove_lost_attempts(table: Table, *, errors: Table | None = None) -> int:

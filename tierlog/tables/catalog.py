@@ -324,7 +324,7 @@ def commit_files(change: Change, position: Position, commit: Commit) -> Table:
     Raises TableConflict, CommitUnanswered.
     """
     table, transaction = change.table, change.transaction
-    with answers(table.name()), _files_of(table):
+    with answers(table.name()), files_there(table):
         transaction.add_files(
             list(commit.paths),
             snapshot_properties=dict(commit.summary),
@@ -341,7 +341,7 @@ def exchange_files(table: Table, old: Iterable[DataFile], commit: Commit) -> Tab
     """Replace files by others with the same rows, on the same terms."""
     transaction = _transaction(table)
     update = transaction.update_snapshot(snapshot_properties=dict(commit.summary))
-    with answers(table.name()), _files_of(table), update.overwrite() as exchange:
+    with answers(table.name()), files_there(table), update.overwrite() as exchange:
         for file in old:
             exchange.delete_data_file(file)
         for path in commit.paths:
@@ -382,8 +382,8 @@ def _commit(table: Table, transaction: Transaction, snapshot_id: int) -> Table:
 
 
 @contextmanager
-def _files_of(table: Table) -> Iterator[None]:
-    """Files of an attempt are deleted by others, once the table has changed."""
+def files_there(table: Table) -> Iterator[None]:
+    """Others delete files of an attempt, once the table has changed. Raises TableConflict."""
     try:
         yield
     except FileNotFoundError as error:

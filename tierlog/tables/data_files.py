@@ -35,12 +35,19 @@ _LAST_DAY: Final = (date.max - _EPOCH).days
 
 class DayFiles:
     """The files of one commit, in one folder. `schema` is the table's, in Arrow, and `time` the
-    name of its timestamp.
+    name of its timestamp. Those of several writers begin with a `prefix` of each.
     """
 
     def __init__(
-        self, io: FileIO, folder: str, schema: pa.Schema, *, time: str = "timestamp"
+        self,
+        io: FileIO,
+        folder: str,
+        schema: pa.Schema,
+        *,
+        time: str = "timestamp",
+        prefix: str = "",
     ) -> None:
+        self._prefix = prefix
         self._io, self._folder, self._schema, self._time = io, folder, schema, time
         self._waiting: dict[int, list[pa.RecordBatch]] = {}
         self._waiting_bytes: dict[int, int] = {}
@@ -90,7 +97,8 @@ class DayFiles:
     def _new_file(self, day: int) -> _File:
         if len(self._open) >= OPEN_FILES:
             self._close_file(next(iter(self._open)))
-        name = f"{_EPOCH + timedelta(days=day)}-{len(self.paths):05d}.parquet"
+        day_name = _EPOCH + timedelta(days=day)
+        name = f"{self._prefix}{day_name}-{len(self.paths):05d}.parquet"
         self.paths.append(f"{self._folder}/{name}")
         return _File(self._io, self.paths[-1], self._schema)
 

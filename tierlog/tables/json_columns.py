@@ -22,7 +22,8 @@ from typing import Final
 
 import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.types import IcebergType, ListType, NestedField, StructType
+from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField
 
 from tierlog.record_format.errors import InvalidRequest
 
@@ -107,19 +108,43 @@ def given_columns(texts: Sequence[str]) -> list[NestedField]:
     return found
 
 
-def columns_of(struct: StructType) -> Fields:
-    """Of a table, without its own."""
-    found = {one.name: _kind_of(one.field_type) for one in struct.fields if one.name not in OWN}
-    return Fields(found)
+def columns_of(schema: Schema) -> pa.StructType:
+    """Those of a table's values, in Arrow, without its own."""
+    fields = [
+        (one.name, stored_type(schema_to_pyarrow(one.field_type, include_field_ids=False)))
+        for one in schema.fields
+        if one.name not in OWN
+    ]
+    return pa.struct(fields)
 
 
-def _kind_of(iceberg: IcebergType) -> Kind:
-    if isinstance(iceberg, StructType):
-        return Fields({one.name: _kind_of(one.field_type) for one in iceberg.fields})
-    if isinstance(iceberg, ListType):
-        return ListOf(_kind_of(iceberg.element_type))
-    arrow = schema_to_pyarrow(iceberg, include_field_ids=False)
-    return Plain({pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(arrow, arrow))
+def stored_type(found: pa.DataType) -> pa.DataType | None:
+    """As a table has it, with Arrow's short types; None if it is of nulls, or empty."""
+    if pa.types.is_struct(found):
+        fields = [(one.name, stored_type(one.type)) for one in found]
+        fields = [(name, one) for name, one in fields if one is not None]
+        return pa.struct(fields) if fields else None
+    if pa.types.is_list(found) or pa.types.is_large_list(found):
+        element = stored_type(found.value_type)
+        return None if element is None else pa.list_(element)
+    if pa.types.is_map(found):
+        item = stored_type(found.item_type)
+        return None if item is None else pa.map_(stored_type(found.key_type), item)
+    if pa.types.is_null(found):
+        return None
+    return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(found, found)
+
+
+def fields_of(columns: pa.StructType) -> Fields:
+    return Fields({one.name: _kind_of(one.type) for one in columns})
+
+
+def _kind_of(arrow: pa.DataType) -> Kind:
+    if pa.types.is_struct(arrow):
+        return fields_of(arrow)
+    if pa.types.is_list(arrow):
+        return ListOf(_kind_of(arrow.value_type))
+    return Plain(arrow)
 
 
 def arrow_type(kind: Kind) -> pa.DataType:

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from typing import Final, NamedTuple, TypeVar
@@ -20,8 +20,6 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.types import StructType
 
 from tierlog.record_format.columns import check_room
 from tierlog.record_format.errors import (
@@ -39,7 +37,7 @@ from tierlog.record_format.schema_state import Source
 from tierlog.spark_reader.options import ReadOptions
 from tierlog.spark_reader.value_schemas import Schemas
 from tierlog.spark_reader.values import Heads, columns_of_source, heads_of
-from tierlog.tables.json_columns import OWN, Misfit, check_names, check_not_own
+from tierlog.tables.json_columns import Misfit, check_names, check_not_own, stored_type
 
 _VALUE: Final = "value"
 """The column of values that are no records, and have no names."""
@@ -58,7 +56,7 @@ class SchemaNotUploaded(RetriableError):
 
 class Rows(NamedTuple):
     """`rows` are those of the values that fit, in order; `reasons` has the places of the others.
-    `added` is the type of the columns with these values, None if it is the table's.
+    `added` is the type of the columns with these values, None if there were those already.
     """
 
     added: pa.StructType | None
@@ -67,7 +65,7 @@ class Rows(NamedTuple):
 
 
 class SchemaRows:
-    """Not thread-safe."""
+    """Not thread-safe. May be pickled before it is used."""
 
     def __init__(self, options: ReadOptions, *, is_new: bool) -> None:
         """Of a topic; `is_new`: the table has no records yet."""
@@ -78,11 +76,9 @@ class SchemaRows:
         self._files: dict[int, ProtoFile] = {}
         self._writers: dict[tuple[int, str | None], _Writer | Misfit] = {}
 
-    def decode(self, values: pa.BinaryArray, struct: StructType) -> Rows:
-        """`struct` is the table's. Raises SchemaNotUploaded, ColumnsTooLarge, and what the registry
-        raises.
-        """
-        known = type_ = _columns_of(struct)
+    def decode(self, values: pa.BinaryArray, known: pa.StructType) -> Rows:
+        """Raises SchemaNotUploaded, ColumnsTooLarge, and what the registry raises."""
+        type_ = known
         if self._is_new:
             with suppress(Misfit):
                 type_ = _with_columns(type_, self._latest)
@@ -175,7 +171,7 @@ class _Writer:
             raise Misfit(str(error)) from None
         self._is_record = pa.types.is_struct(self._columns.type)
         whole = self._columns.type if self._is_record else pa.struct([(_VALUE, self._columns.type)])
-        self.type = _stored(whole) or pa.struct([])
+        self.type = stored_type(whole) or pa.struct([])
         check_not_own(self.type.names)
         check_names(self.type)
 
@@ -274,31 +270,15 @@ def _in_order(
 # --- columns --------------------------------------------------------------------------------------
 
 
-def _columns_of(struct: StructType) -> pa.StructType:
-    """Of a table, without its own."""
-    fields = [
-        (one.name, _stored(schema_to_pyarrow(one.field_type, include_field_ids=False)))
-        for one in struct.fields
-        if one.name not in OWN
-    ]
-    return pa.struct(fields)
-
-
-def _stored(found: pa.DataType) -> pa.DataType | None:
-    """As a table has it, with Arrow's short types; None if it is of nulls, or empty."""
-    if pa.types.is_struct(found):
-        fields = [(one.name, _stored(one.type)) for one in found]
-        fields = [(name, one) for name, one in fields if one is not None]
-        return pa.struct(fields) if fields else None
-    if pa.types.is_list(found) or pa.types.is_large_list(found):
-        element = _stored(found.value_type)
-        return None if element is None else pa.list_(element)
-    if pa.types.is_map(found):
-        item = _stored(found.item_type)
-        return None if item is None else pa.map_(_stored(found.key_type), item)
-    if pa.types.is_null(found):
-        return None
-    return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(found, found)
+def join_columns(found: Sequence[pa.StructType]) -> pa.StructType:
+    """Of what was learned apart, in the log's order: the first to have a column says its type. What
+    does not agree with that is left out as a whole, to be judged anew.
+    """
+    joined = found[0]
+    for one in found[1:]:
+        with suppress(Misfit):
+            joined = _with_columns(joined, one)
+    return joined
 
 
 def _with_columns(known: pa.StructType, more: pa.StructType) -> pa.StructType:

@@ -11,27 +11,17 @@ commits one step after another.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
 from tierlog.host.retry import backoff_s
-from tierlog.record_format.arrow_schema import SCHEMA
 from tierlog.record_format.errors import InvalidRequest
-from tierlog.spark_reader.arrow_dataset import (
-    READAHEAD_BYTES,
-    SPLIT_BYTES,
-    THREADS_MAX,
-    Ahead,
-    TopicDataset,
-)
+from tierlog.spark_reader.arrow_dataset import SPLIT_BYTES
 from tierlog.spark_reader.jobs.replay_plan import Range, split_into_steps
 from tierlog.spark_reader.options import ReadOptions, parse_options
 from tierlog.spark_reader.planner import Planner
@@ -42,7 +32,6 @@ from tierlog.tables.catalog import (
     ERRORS,
     ERRORS_MODE,
     MODE,
-    RAW,
     Commit,
     CommitUnanswered,
     Name,
@@ -54,13 +43,11 @@ from tierlog.tables.catalog import (
 )
 from tierlog.tables.errors_table import catch_up, caught_up_errors
 from tierlog.tables.position import Position
-from tierlog.tables.step_files import StepFiles
+from tierlog.tables.step_files import LocalWriter, StepFiles, StepWriter
 
 COMMIT_BYTES: Final = 1 << 30
 NO_MODE: Final = "none"
 UNANSWERED_MAX: Final = 5  # in a row
-
-_ROWS: Final = pa.schema([SCHEMA.field(field.name) for field in RAW.fields])
 
 
 class Synced(NamedTuple):
@@ -96,15 +83,15 @@ def begin_tables(options: ReadOptions) -> Iterator[tuple[Position, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class TableSync:
-    """`log` is told of what was not as usual, `show` how many records a step has so far."""
+    """`log` is told of what was not as usual."""
 
     catalog: Catalog
     name: Name
     topic: str
     options: ReadOptions
     commit_bytes: int = COMMIT_BYTES
+    writer: StepWriter = field(default_factory=LocalWriter)
     log: Warn = print
-    show: Callable[[int], None] = lambda _: None
     sleep: Callable[[float], None] = time.sleep
 
     def sync_table(self) -> Synced:
@@ -164,14 +151,9 @@ class TableSync:
         self, table: Table, errors: Table | None, step: Sequence[OffsetRange]
     ) -> StepFiles:
         """The rows of a step as files."""
-        scan = TopicDataset(self.options, _ROWS, step, ahead=_ahead(), warn=self.log).scanner()
         files = StepFiles(table, errors, self.options)
         try:
-            with closing(scan.to_batches()) as batches:
-                for batch in batches:
-                    files.add_rows(batch)
-                    self.show(files.records + files.errors)
-            files.close()
+            self.writer.write_step(files, step, self.log)
         except BaseException:
             files.abandon()
             raise
@@ -211,7 +193,3 @@ def _in_words(step: Sequence[OffsetRange]) -> str:
     return json.dumps(
         {str(one.facts.partition): [one.start_offset, one.end_offset] for one in step}
     )
-
-
-def _ahead() -> Ahead:
-    return Ahead(min(THREADS_MAX, os.cpu_count() or 1), READAHEAD_BYTES)

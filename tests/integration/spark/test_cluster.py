@@ -39,12 +39,18 @@ with job_session("cluster", master=sys.argv[1], config=few) as session:
 def test_jobs_run_on_a_cluster_with_the_code_shipped_as_a_zip(tiers, tmp_path):
     chart, out = tmp_path / "stats.svg", tmp_path / "für Spark"
     store = ("--store", tiers.store_url)
+    table = (
+        *("flights", *store, "--server", tiers.url),
+        *("--catalog", f"sqlite:///{tmp_path}/catalog.db", "--warehouse", f"file://{tmp_path}/t"),
+    )
     commands = [
         ("replay", "flights", *store, "--server", tiers.url, "--to-parquet", str(out)),
         ("storage", "verify", "flights", "--spark", *store),
         ("stats", "flights", *store, "--picture", str(chart)),
+        ("table", "create", *table),
+        ("table", "sync", *table, "--spark"),
     ]
-    files, replayed, verified, counted = run_python(
+    files, replayed, verified, counted, _, synced = run_python(
         CHILD, CLUSTER, json.dumps(commands), cwd=tmp_path
     )
     assert len(files) == 2, files
@@ -56,6 +62,7 @@ def test_jobs_run_on_a_cluster_with_the_code_shipped_as_a_zip(tiers, tmp_path):
     assert verified["checked"]["records"] == cold
     assert sum(one["records"] for one in counted["hours"]) == cold
     assert chart.read_text().startswith("<svg")
+    assert (synced["commits"], synced["records"]) == (1, 4800)
 
 
 def run_from_zip(path, code, **env):

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("pyiceberg")
 
 import pyarrow as pa
-from pyiceberg.types import StructType
+from pyiceberg.schema import Schema
 
 from tierlog.record_format.errors import ColumnsTooLarge, InvalidRequest
 from tierlog.tables import json_rows
@@ -19,6 +19,7 @@ from tierlog.tables.json_columns import (
     Plain,
     arrow_type,
     columns_of,
+    fields_of,
     given_columns,
 )
 from tierlog.tables.json_rows import decode_values
@@ -186,7 +187,7 @@ def test_columns_that_were_given_take_what_arrow_makes_of_values():
 
 
 def columns_of_one(field):
-    return columns_of(StructType(field)).by_name[field.name]
+    return fields_of(columns_of(Schema(field))).by_name[field.name]
 
 
 @pytest.mark.parametrize(
