@@ -80,20 +80,6 @@ class ForcedClaims:
             return than
         return self._chain.newest_version(at_least=than + 1)
 
-    def read_forced_claims(self, *, after: int, up_to: int) -> list[ForcedClaim]:
-        """Those in (after, up_to], oldest first, without void ones. Raises CorruptManifest."""
-        found = self._chain.whole_below(up_to + 1, lowest=after + 1)
-        claims = [
-            sealed_json.decode(
-                data,
-                kind=KIND_FORCED_CLAIM,
-                file=self._chain.key(version),
-                document=ForcedClaim,
-            )
-            for version, data in found
-        ]
-        return claims[::-1]
-
 
 def _sealed(claim: ForcedClaim) -> bytes:
     return sealed_json.encode(claim, kind=KIND_FORCED_CLAIM)

@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes.plain_store import Fault, PlainStore
-from tierlog.manifest.forced_claims import ForcedClaims
+from tierlog.manifest.forced_claims import (
+    KIND_FORCED_CLAIM,
+    MAX_CLAIM_BYTES,
+    ForcedClaim,
+    ForcedClaims,
+)
+from tierlog.manifest.keys import FORCED_CLAIMS
+from tierlog.record_format import sealed_json
 
 
 def claims(store: PlainStore) -> ForcedClaims:
@@ -28,8 +35,9 @@ def test_a_claim_is_written_despite_a_failed_put(fault: Fault) -> None:
     claims(store).write_forced_claim("t1", 0, "me")
     store.faults = lambda call, key: armed.pop() if armed and call == "put" else None
     number = claims(store).write_forced_claim("t1", 3, "me")
-    found = claims(store).read_forced_claims(after=1, up_to=claims(store).find_newer(1))
-    assert [(one.topic_id, one.partition, one.owner, one.version) for one in found] == [
-        ("t1", 3, "me", number)
-    ]
+    assert claims(store).find_newer(1) == number
+    (key,) = [one.key for one in store.list(FORCED_CLAIMS) if f"{number:020}" in one.key]
+    body = store.get(key, max_bytes=MAX_CLAIM_BYTES)
+    found = sealed_json.decode(body, kind=KIND_FORCED_CLAIM, file=key, document=ForcedClaim)
+    assert (found.topic_id, found.partition, found.owner) == ("t1", 3, "me")
     assert store.overwritten == []
