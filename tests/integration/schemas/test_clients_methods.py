@@ -16,8 +16,12 @@ from confluent_kafka.schema_registry import (
     SchemaReference,
     SchemaRegistryClient,
     ServerConfig,
+    dual_schema_id_deserializer,
+    header_schema_id_serializer,
 )
+from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.schema_registry.error import SchemaRegistryError
+from confluent_kafka.serialization import MessageField, SerializationContext
 
 from tests.fakes.served_broker import Served
 
@@ -147,3 +151,35 @@ def test_each_method_is_answered_or_refused_in_words(served: Served, kind: Any) 
         assert {name for name, _ in methods if not name.startswith("_")} <= call.names
 
     asyncio.run(run())
+
+
+def test_a_serializer_puts_a_guid_into_a_header(registry: SchemaRegistryClient) -> None:
+    topic = f"methods-{next(_numbers)}"
+    row = {"a": 1, "b": 2**31 - 1}  # of more than the five bytes that there always were
+    schema = of_record(*row).schema_str
+    context = SerializationContext(topic, MessageField.VALUE, {})
+    encode = AvroSerializer(
+        registry, schema, conf={"schema.id.serializer": header_schema_id_serializer}
+    )
+    encoded = encode(row, context)
+    assert encoded == b"\2\xfe\xff\xff\xff\x0f", "no id is before it"
+    registry.clear_caches()
+    decode = AvroDeserializer(
+        registry, conf={"schema.id.deserializer": dual_schema_id_deserializer}
+    )
+    assert context.headers
+    context = SerializationContext(topic, MessageField.VALUE, list(dict(context.headers).items()))
+    assert decode(encoded, context) == row
+
+
+def test_a_serializer_takes_the_latest_schema_with_some_metadata(
+    registry: SchemaRegistryClient,
+) -> None:
+    topic = f"methods-{next(_numbers)}"
+    registry.set_compatibility(f"{topic}-value", "NONE")
+    schemas = [of_record(field, major=number) for field, number in (("a", "1"), ("b", "2"))]
+    ids = [registry.register_schema(f"{topic}-value", one) for one in schemas]
+    conf = {"auto.register.schemas": False, "use.latest.with.metadata": {"major": "1"}}
+    encode = AvroSerializer(registry, None, conf=conf)
+    encoded = encode({"a": 5}, SerializationContext(topic, MessageField.VALUE))
+    assert encoded == b"\0" + ids[0].to_bytes(4, "big") + b"\n"

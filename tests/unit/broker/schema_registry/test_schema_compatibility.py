@@ -310,6 +310,43 @@ def test_a_level_says_which_way_and_how_far_back(level: str) -> None:
     assert tuple(found) == FOLLOWS[level]
 
 
+TEXT_FIELD = field("a", "string")
+ONE = record(TEXT_FIELD)
+TWO = record(TEXT_FIELD, field("b", "string", default="x"))
+NO_DEFAULT = record(TEXT_FIELD, field("b", "string"))
+THREE = record(*TWO["fields"], field("c", "string", default="y"))
+HISTORIES = [  # as Confluent's own tests have them: earlier ones, the oldest first, and the new one
+    ("BACKWARD", [ONE], TWO, True),
+    ("BACKWARD", [ONE], NO_DEFAULT, False),
+    ("BACKWARD", [ONE, TWO], NO_DEFAULT, True),
+    ("BACKWARD_TRANSITIVE", [ONE, TWO], THREE, True),
+    ("BACKWARD_TRANSITIVE", [ONE, TWO], NO_DEFAULT, False),
+    ("FORWARD", [ONE], NO_DEFAULT, True),
+    ("FORWARD", [NO_DEFAULT], TWO, True),
+    ("FORWARD", [NO_DEFAULT, TWO], ONE, True),
+    ("FORWARD_TRANSITIVE", [THREE, TWO], ONE, True),
+    ("FORWARD_TRANSITIVE", [NO_DEFAULT, TWO], ONE, False),
+    ("FULL", [ONE, TWO], NO_DEFAULT, True),
+    ("FULL", [NO_DEFAULT, TWO], ONE, True),
+    ("FULL_TRANSITIVE", [ONE, TWO], THREE, True),
+    ("FULL_TRANSITIVE", [THREE, TWO], ONE, True),
+    ("FULL_TRANSITIVE", [ONE, TWO], NO_DEFAULT, False),
+    ("FULL_TRANSITIVE", [NO_DEFAULT, TWO], ONE, False),
+]
+
+
+@pytest.mark.parametrize(("level", "history", "new", "expected"), HISTORIES)
+def test_a_history_is_judged_as_confluents_registry_judges_it(
+    level: str, history: list[Any], new: Any, expected: bool
+) -> None:
+    earlier = [
+        Earlier(SubjectVersion("s", number, number, Schema("AVRO", "")), parsed("AVRO", one))
+        for number, one in enumerate(history, 1)
+    ]
+    found = problems_with_earlier(parsed("AVRO", new), "AVRO", earlier, level)
+    assert (not found) is expected, found
+
+
 def test_schemas_of_two_kinds_do_not_follow_each_other() -> None:
     earlier = [Earlier(SubjectVersion("s", 1, 1, Schema("AVRO", "")), parsed("AVRO", A))]
     found = problems_with_earlier(parsed("JSON", TEXT), "JSON", earlier, "BACKWARD")
