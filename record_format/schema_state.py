@@ -74,6 +74,7 @@ class RegistryState:
             one: {} for one in SETTINGS.values()
         }
         self.highest_id = 0  # that was ever given
+        self.changes = 0  # of versions
         self.skipped = 0
 
     # --- records ----------------------------------------------------------------------------------
@@ -115,12 +116,14 @@ class RegistryState:
         for one in version.schema.references:
             self._referrers.setdefault(Place(one.subject, one.version), set()).add(place)
         self.highest_id = max(self.highest_id, version.schema_id)
+        self.changes += 1
 
     def _remove(self, place: Place) -> None:
         of_subject = self._subjects.get(place.subject, {})
         version = of_subject.pop(place.version, None)
         if version is None:
             return
+        self.changes += 1
         if not of_subject:
             del self._subjects[place.subject]
         of_id = self._by_id[version.schema_id]

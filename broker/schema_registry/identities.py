@@ -42,8 +42,15 @@ class Identities:
         self._parse = parse
         self._ids: dict[Identity, set[int]] = {}
         self._identified: dict[int, tuple[Schema, Identity]] = {}
+        self._changes = 0  # of the state that they are of
 
     def ids(self, state: RegistryState, identity: Identity) -> Set[int]:
+        if self._changes != state.changes:
+            self._update(state)
+            self._changes = state.changes
+        return self._ids.get(identity, frozenset())
+
+    def _update(self, state: RegistryState) -> None:
         current = state.schemas()
         for schema_id, (schema, known) in [*self._identified.items()]:
             if current.get(schema_id) is not schema:
@@ -54,7 +61,6 @@ class Identities:
             found = self._identify(state, schema)
             self._identified[schema_id] = schema, found
             self._ids.setdefault(found, set()).add(schema_id)
-        return self._ids.get(identity, frozenset())
 
     def _identify(self, state: RegistryState, schema: Schema) -> Identity:
         try:
