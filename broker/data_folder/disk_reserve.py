@@ -72,7 +72,11 @@ class DiskReserve:
         if (missing > 0) is not self._breached:
             self._breached = missing > 0
             if self._breached:
-                log.error("disk reserve reached: writes are refused", missing_bytes=missing)
+                log.error(
+                    "disk reserve reached: writes are refused",
+                    folder=str(self._path),
+                    missing_bytes=missing,
+                )
             else:
                 log.info("disk reserve is free again: writes are accepted")
 

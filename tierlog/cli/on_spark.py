@@ -239,6 +239,7 @@ def pairs(given: Sequence[str] | None) -> dict[str, str]:
 def job(name: str, *, master: str | None, conf: Sequence[str] | None) -> Iterator[Any]:
     """A Spark session for a command; Spark's failures become errors of one line."""
     try:
+        from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException
 
         from tierlog.spark_reader.jobs.session import job_session
@@ -254,6 +255,8 @@ def job(name: str, *, master: str | None, conf: Sequence[str] | None) -> Iterato
             yield session
     except PySparkException as error:
         raise ConfigurationError(last_line(str(error))) from error
+    except Py4JJavaError as error:
+        raise ConfigurationError(_of_java(str(error))) from error
 
 
 def silence_interrupts() -> None:
@@ -275,6 +278,16 @@ def _quiet(config: dict[str, str]) -> dict[str, str]:
         return config
     silent = Path(str(files("tierlog.spark_reader.jobs"))).joinpath("no_log.properties").as_uri()
     return {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={silent}", **config}
+
+
+def _of_java(text: str) -> str:
+    """What Java says has failed, as a task that writes a file, and why: the first of its exceptions
+    and the last of their causes, without their classes.
+    """
+    found = [line for line in text.splitlines() if line.startswith((": ", "Caused by: "))]
+    said = [re.sub(r"^(Caused by)?: [\w.$]+: ", "", line) for line in found] or [text]
+    what = said[0].partition(" SQLSTATE")[0].rstrip(".")
+    return what if said[-1] == said[0] else f"{what}: {said[-1]}"
 
 
 @contextmanager

@@ -224,6 +224,13 @@ def _retriable(kind: type[RetriableError]) -> ErrorFactory:
     return lambda context: kind(context.detail, retry_after_s=context.retry_after_s or 1.0)
 
 
+def _disk_full(context: ErrorContext) -> TierlogError:
+    """Not the disk of whoever reads it."""
+    return errors.DiskFull(
+        f"the broker's disk is full: {context.detail}", retry_after_s=context.retry_after_s or 1.0
+    )
+
+
 def _corrupt(kind: type[errors.CorruptDataError]) -> ErrorFactory:
     def create(context: ErrorContext) -> TierlogError:
         problem = context.problem
@@ -340,6 +347,6 @@ _BY_CODE: Final[Mapping[str, ErrorFactory]] = {
     "log-offline": _plain(errors.LogOfflineError),
     "starting": _retriable(errors.Starting),
     "shutting-down": _retriable(errors.ShuttingDown),
-    "disk-full": _retriable(errors.DiskFull),
+    "disk-full": _disk_full,
     "internal": _fault,
 }

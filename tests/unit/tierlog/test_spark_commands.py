@@ -10,6 +10,7 @@ import pytest
 
 from tierlog.cli.on_spark import job
 from tierlog.cli.program import run_command
+from tierlog.record_format.errors import ConfigurationError
 
 
 @pytest.fixture
@@ -36,6 +37,38 @@ def test_sparks_log_is_discarded_by_default(session_config):
 def test_a_log_level_in_conf_keeps_sparks_log(session_config):
     with job("tierlog stats", master=None, conf=["spark.log.level=WARN"]):
         assert session_config == {"spark.log.level": "WARN"}
+
+
+JAVA = """An error occurred while calling o134.save.
+: org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed while writing rows to \
+file:/small/part-0.json. SQLSTATE: 58030
+\tat org.apache.spark.sql.classic.DataFrameWriter.save(DataFrameWriter.scala:116)
+\tSuppressed: org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed
+\tCaused by: java.io.IOException: of what is suppressed
+Caused by: org.apache.hadoop.fs.FSError: java.io.IOException: No space left on device
+\t... 54 more
+Caused by: java.io.IOException: No space left on device
+\t... 54 more
+"""
+
+
+@pytest.mark.usefixtures("session_config")
+def test_a_failure_in_java_is_one_line_of_what_failed_and_why():
+    from py4j.protocol import Py4JJavaError
+
+    class Failed(Py4JJavaError):
+        def __init__(self):
+            pass
+
+        def __str__(self):
+            return JAVA
+
+    line = r"Task failed while writing rows to file:/small/part-0\.json: No space left on device$"
+    with (
+        pytest.raises(ConfigurationError, match=line),
+        job("tierlog replay", master=None, conf=None),
+    ):
+        raise Failed
 
 
 @pytest.mark.usefixtures("session_config")
