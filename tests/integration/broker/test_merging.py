@@ -91,13 +91,13 @@ def facts(harness):
 
 def bodies(harness):
     return b"".join(
-        (harness.root / "bucket" / one.log_key).read_bytes() for one in entries(harness)
+        harness.store.get(one.log_key, max_bytes=one.size_bytes) for one in entries(harness)
     )
 
 
 def objects(harness):
-    folder = (harness.root / "bucket" / entries(harness)[0].log_key).parent
-    return sorted(path.name for path in folder.iterdir())
+    folder = entries(harness)[0].log_key.rpartition("/")[0]
+    return sorted(stat.key for stat in harness.store.list(f"{folder}/", limit=1000))
 
 
 def test_merged_segments_have_the_same_bytes_and_indexes_of_their_own(harness):
@@ -404,6 +404,8 @@ def test_a_replay_of_ten_minute_uploads_takes_a_twentieth_of_the_requests(
     for number in range(uploads):
         harness.produce("t", [b"x" * 100] * 3, at=number * 600_000)
         partition.upkeep.roll()
+    while harness.broker.offload("t", wait_ms=20_000).remaining_segments:
+        pass  # a month takes longer
     cold_only(harness)
     requests = []
     for call in ("get", "get_range", "head", "list"):
@@ -419,6 +421,7 @@ def test_a_replay_of_ten_minute_uploads_takes_a_twentieth_of_the_requests(
     merge(harness)
     after, merged = replay()
     assert before == after == list(range(3 * uploads))
+    print(f"a replay of {days} days: {small} requests, and {merged} once merged")
     assert merged <= small / (20 if days == 1 else 200)
 
 
