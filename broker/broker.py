@@ -137,7 +137,8 @@ class Broker:
             if bucket is not None and members is not None and peers is not None:
                 from tierlog.broker.cluster.cluster import Cluster
 
-                members.disk_wait_s = self.commit_times.disk_wait_s
+                disk_wait_s = self.commit_times.disk_wait_s
+                members.watch_for_hangs("the disk has not answered", disk_wait_s)
                 self.cluster = Cluster(
                     members,
                     self._topics,

@@ -115,7 +115,8 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._context.metrics.sample("tierlog_http_connections", self._count_connections)
         if (cluster := self._context.broker.cluster) is not None:
-            cluster.members.loop_wait_s = self._pulse.wait_s
+            wait_s = self._pulse.wait_s
+            cluster.members.watch_for_hangs("the event loop has not run", wait_s)
             self._pulse.beat()
         await super().startup([])
         for sock in sockets or ():

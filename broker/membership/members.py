@@ -84,9 +84,7 @@ class Members:
         self._beats = 0
         self._last_beat_ms: int | None = None
         self._steady_since_ms = 0
-        # For how long the disk has owed an answer, and the event loop a turn.
-        self.disk_wait_s: Callable[[], float] = lambda: 0.0
-        self.loop_wait_s: Callable[[], float] = lambda: 0.0
+        self._watched: list[tuple[str, Callable[[], float]]] = []
 
     # --- who there is -----------------------------------------------------------------------------
 
@@ -160,6 +158,10 @@ class Members:
 
     # --- beats ------------------------------------------------------------------------------------
 
+    def watch_for_hangs(self, hangs: str, wait_s: Callable[[], float]) -> None:
+        """Do not beat while something has owed an answer for HANGS_S; `hangs` says what."""
+        self._watched.append((hangs, wait_s))
+
     def beat(self) -> None:
         """Tell the others that this broker lives; register if that is due.
 
@@ -167,10 +169,9 @@ class Members:
         """
         if self.membership_lost is not None:
             return
-        if (waited_s := self.disk_wait_s()) > HANGS_S:
-            raise RetriableError(f"the disk has not answered for {waited_s:.0f} s")
-        if (waited_s := self.loop_wait_s()) > HANGS_S:
-            raise RetriableError(f"the event loop has not run for {waited_s:.0f} s")
+        for hangs, wait_s in self._watched:
+            if (waited_s := wait_s()) > HANGS_S:
+                raise RetriableError(f"{hangs} for {waited_s:.0f} s")
         self._store_status.require_store()
         self._own.register_if_due()
         me, self._beats = self.me, self._beats + 1
