@@ -72,11 +72,11 @@ class JsonColumns:
     def _parse(self, values: pa.Array) -> pa.Array:
         """Raises ArrowInvalid, ColumnsTooLarge."""
         try:
-            return parse_json(values, self.type, unexpected="error")
+            return parse_json(values, self.type, unexpected="error").cast(self.type)
         except pa.ArrowInvalid:
             for value in values.drop_null().to_pylist():
                 _check_is_one(value)
-            return parse_json(values, self.type, unexpected="ignore")
+            return parse_json(values, self.type, unexpected="ignore").cast(self.type)
 
     # --- the type ---------------------------------------------------------------------------------
 
@@ -119,8 +119,9 @@ class JsonColumns:
 
 
 def parse_json(values: pa.Array, type_: pa.DataType, *, unexpected: str) -> pa.Array:
-    """Binary values as rows. `unexpected`: of fields that are not in the type, "error" or "ignore".
-    With the latter each value has to be known to be one of JSON, and no more. Raises ArrowInvalid,
+    """Binary values as rows. `unexpected`: of fields that are not in the type, "error", "ignore" or
+    "infer" to have them too. With "ignore" each value has to be known to be one of JSON, and no
+    more; the memory that "infer" takes is the caller's concern. Raises ArrowInvalid,
     ColumnsTooLarge.
 
     Each value is a member of an object on a line of its own, so that it may be of any type, and
@@ -139,9 +140,10 @@ def parse_json(values: pa.Array, type_: pa.DataType, *, unexpected: str) -> pa.A
             explicit_schema=pa.schema([("v", type_)]), unexpected_field_behavior=unexpected
         ),
     )
-    if len(found) != len(values):
+    if found.num_rows != len(values) or found.num_columns != 1:
         raise pa.ArrowInvalid("more than one JSON value")
-    return found.column("v").combine_chunks().cast(type_)
+    (rows,) = found.column("v").chunks
+    return rows
 
 
 def _check_room(text: pa.Array, type_: pa.DataType) -> None:

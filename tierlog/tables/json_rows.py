@@ -3,8 +3,9 @@
 * Arrow is given the columns' types. A batch that it cannot read with them, or that has more fields,
   is looked at record by record: that finds new columns, and which records do not fit. Arrow then
   reads the others. What it refuses all the same is found by halving, and does not fit either.
-* Arrow is never asked for the types of fields that are not known: it would make a column of as many
-  rows as the batch has for each name, and call itself for each level.
+* Fields that have no column may be of nulls alone: then there is nothing new. Arrow tells, and for
+  that makes a column of each name, with a row for each object, and calls itself for each level: it
+  is given no more at once than bounds both.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from tierlog.record_format.json_columns import load_json, parse_json
 from tierlog.tables.json_columns import Fields, Misfit, arrow_type, learn_columns
 
 BATCH_BYTES: Final = 16 << 20
+_PART: Final = 500
+_CELLS_MAX: Final = (
+    16 << 20
+)  # rows of columns, of 8 bytes; and a depth of 4,000, a third of too much
 
 
 class Decoded(NamedTuple):
@@ -33,9 +38,41 @@ def decode_values(values: pa.BinaryArray, columns: Fields) -> Decoded:
     ColumnsTooLarge.
     """
     try:
-        return Decoded(columns, parse_json(values, arrow_type(columns), unexpected="error"), {})
+        return Decoded(columns, _read(values, arrow_type(columns)), {})
     except pa.ArrowInvalid:
         return _decode_each(values, columns)
+
+
+def _read(values: pa.BinaryArray, type_: pa.StructType) -> pa.StructArray:
+    """Raises ColumnsTooLarge, and ArrowInvalid, also of fields that have a type and no column."""
+    try:
+        return parse_json(values, type_, unexpected="error")
+    except pa.ArrowInvalid:
+        parts = (values.slice(at, _PART) for at in range(0, len(values), _PART))
+        if any(_has_new_columns(one, type_) for one in parts):
+            raise
+        return parse_json(values, type_, unexpected="ignore")
+
+
+def _has_new_columns(values: pa.BinaryArray, type_: pa.StructType) -> bool:
+    """True also if it would take too much to tell. Raises ArrowInvalid."""
+    text = b"".join(values.drop_null().to_pylist())
+    openings = text.count(b"{") + text.count(b"[")
+    if openings * (openings + text.count(b":")) > _CELLS_MAX:
+        half = len(values) // 2
+        parts = (values.slice(0, half), values.slice(half))
+        return not half or any(_has_new_columns(one, type_) for one in parts)
+    return _adds(parse_json(values, type_, unexpected="infer").type, type_)
+
+
+def _adds(found: pa.DataType, known: pa.DataType) -> bool:
+    """Whether there is more in it than nulls and what is empty."""
+    if pa.types.is_struct(found):
+        fields = {one.name: one.type for one in known} if pa.types.is_struct(known) else {}
+        return any(_adds(one.type, fields.get(one.name, pa.null())) for one in found)
+    if pa.types.is_list(found):
+        return _adds(found.value_type, known.value_type if pa.types.is_list(known) else pa.null())
+    return not pa.types.is_null(found) and pa.types.is_null(known)
 
 
 def _decode_each(values: pa.BinaryArray, columns: Fields) -> Decoded:

@@ -86,7 +86,7 @@ STORED = Fields({"a": LONG, "b": Fields({"c": Plain(pa.string())}), "l": ListOf(
         (b'{"\\ud800":1}', "not the name of a column"),
         (b'{"x":' + b"[" * 40 + b"1" + b"]" * 40 + b"}", "nested more than 32 deep"),
         (b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deep"),
-        (b'{"x":' + b"[" * 600 + b"]" * 600 + b"}", "nested more than 32 deep"),
+        (b'{"x":' + b"[" * 600 + b"1" + b"]" * 600 + b"}", "nested more than 32 deep"),
         (json.dumps({f"x{n}": 1 for n in range(COLUMNS_MAX)}).encode(), "at most 2000 columns"),
     ],
 )  # fmt: skip
@@ -108,6 +108,18 @@ def test_names_that_no_two_objects_share_take_no_column_of_each():
     assert pa.default_memory_pool().max_memory() - before < 20 << 20
     assert "at most 2000 columns" in decoded.reasons[1]
     assert len(decoded.rows) == 2
+
+
+def test_fields_of_nulls_alone_are_not_looked_at_record_by_record(monkeypatch):
+    monkeypatch.setattr(json_rows, "load_json", lambda _: 1 / 0)
+    monkeypatch.setattr(json_rows, "_CELLS_MAX", 1000)  # so that there are parts
+    values = [b'{"a":%d,"none":null,"of":[{},{"x":[]}]}' % n for n in range(100)]
+    decoded = decode(values, STORED)
+    assert (decoded.columns, decoded.reasons) == (STORED, {})
+    assert [row["a"] for row in decoded.rows.to_pylist()] == list(range(100))
+    for new in (b'{"of":[{"x":[1]}]}', b'{"a":1},"w":null', b"x"):
+        with pytest.raises(ZeroDivisionError):
+            decode([*values, new], STORED)
 
 
 def test_brackets_are_as_many_as_they_are(monkeypatch):
