@@ -62,7 +62,7 @@ spark_writer.RowTask = UnluckyTask
 with job_session("driver", master="local[2,4]") as session:
     if killed_at := int(sys.argv[2]):
         before_each_call(killed_at_call(killed_at))
-    writer = spark_writer.SparkWriter(session, task_bytes=1)
+    writer = spark_writer.SparkWriter(session, task_bytes=60_000)
     JsonTable(Path(sys.argv[1])).run(writer=writer)
 """
 SPARK = "4.1.4"  # Iceberg's runtime is for this line alone
@@ -144,11 +144,16 @@ def test_a_table_that_spark_writes_has_each_record_once_over_kills_and_failures(
         while kills < ON_SPARK_KILLS and time.monotonic() < end:
             table.put_values(*(_value(dice) for _ in range(100)))
             drivers = [_driver(table, dice.choice((0, *range(1, 25))), log) for _ in "12"]
-            for driver in drivers:
-                if dice.random() < 0.3:
-                    time.sleep(dice.uniform(0, 10))
+            try:
+                for driver in drivers:
+                    if dice.random() < 0.3:
+                        time.sleep(dice.uniform(0, 10))
+                        driver.kill()
+                kills += sum(driver.wait(timeout=600) == -signal.SIGKILL for driver in drivers)
+            finally:
+                for driver in drivers:
                     driver.kill()
-            kills += sum(driver.wait(timeout=300) == -signal.SIGKILL for driver in drivers)
+                    driver.wait()
             offsets = sorted([*table.json_rows(), *table.errors()])
             assert offsets == list(range(len(offsets)))
     table.run()
