@@ -118,7 +118,8 @@ DecodeOption = Annotated[
     bool | None,
     typer.Option(
         "--decode/--raw",
-        help="Values as JSON, by the schemas whose ids they begin with, or as they are; by default "
+        help="Values, and keys if the subject TOPIC-key has schemas, as JSON, by the schemas whose "
+        "ids they begin with, or as they are; by default "
         "decoded if the topic's schema.validation says that they have one.",
         show_default=False,
     ),
@@ -197,15 +198,15 @@ def consume(
 def _decoder(
     client: Client, topic: str, decode: bool | None
 ) -> Callable[[ConsumedRecord], ConsumedRecord] | None:
-    """None: values are printed as they are."""
+    """None: keys and values are printed as they are."""
     if decode is None:
         config = client.describe_topic(topic).config
         decode = config.get("schema.validation", "none") != "none"
     if not decode:
         return None
-    from tierlog.cli.decoded_values import ValueDecoder  # it takes a third of a second to import
+    from tierlog.cli.decoded_values import ShownRecords  # it takes a third of a second to import
 
-    return ValueDecoder(client)
+    return ShownRecords(client, topic)
 
 
 def _matches_decoded(

@@ -83,11 +83,11 @@ _ESCAPES: Final = {"n": b"\n", "r": b"\r", "t": b"\t", "\\": b"\\"}
 _TOKEN: Final = re.compile(r"%(.?)|\\(?:x([0-9a-fA-F]{2})|(.?))|([^%\\]+)", re.DOTALL)
 
 
-def _value_member(value: bytes | None) -> dict[str, object]:
-    schema_id = getattr(value, "schema_id", None)
-    if schema_id is None or value is None:
-        return json_member("value", value)
-    return {"value": msgspec.Raw(value), "value_schema_id": schema_id}
+def _member(name: str, content: bytes | None) -> dict[str, object]:
+    schema_id = getattr(content, "schema_id", None)  # of what is decoded
+    if schema_id is None or content is None:
+        return json_member(name, content)
+    return {name: msgspec.Raw(content), f"{name}_schema_id": schema_id}
 
 
 def json_line(record: ConsumedRecord) -> bytes:
@@ -96,8 +96,8 @@ def json_line(record: ConsumedRecord) -> bytes:
             "partition": record.partition,
             "offset": record.offset,
             "timestamp": record.timestamp,
-            **json_member("key", record.key),
-            **_value_member(record.value),
+            **_member("key", record.key),
+            **_member("value", record.value),
             "headers": [
                 {"name": name, **json_member("value", content)} for name, content in record.headers
             ],

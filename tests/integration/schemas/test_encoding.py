@@ -332,6 +332,12 @@ def test_the_client_and_the_command_name_a_schema_of_keys(served: Served, tmp_pa
     tierlog.ok("produce", topic, "--format", "envelope", *options, stdin=line)
     keys = [bytes(one.key or b"")[5:] for one in stored_records(served.broker.partition(topic, 0))]
     assert keys == [b"\4N0", b"\4B6", b"\4N1", b"\4N2"]
+    shown = tierlog.ok("consume", topic, "--format", "json", "-n", "1")
+    found = json.loads(shown)
+    assert (found["key"], found["value"]) == ("N0", ROWS[0])
+    assert {"key_schema_id", "value_schema_id"} <= found.keys()
+    raw = tierlog.ok("consume", topic, "--raw", "--format", "json", "-n", "1")
+    assert json.loads(raw)["key"] == "\0" + found["key_schema_id"].to_bytes(4).decode() + "\4N0"
     refused = tierlog.run("produce", topic, *options, stdin=b'{"carrier": "UA"}\n')
     assert refused.returncode
     assert b"--key-schema requires keys" in refused.stderr
