@@ -188,7 +188,7 @@ class TopicDataset(ds.InMemoryDataset):  # type: ignore[misc]
 
     def _scanner(self, scan: _Scan, splits: Sequence[Split], *, use_threads: bool) -> TopicScanner:
         reader = scan.reader()
-        size_bytes = sum(map(reader.planned_bytes, splits))
+        size_bytes = sum(map(reader.wanted.fetched_bytes, splits))
         if size_bytes == 0:  # all is counted, and nothing fetched
             return scan.scanner(chain.from_iterable(map(reader.read_split, splits)), size_bytes)
         ahead = self._ahead if use_threads else self._ahead._replace(threads=1)

@@ -22,7 +22,14 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from tierlog.record_format.record_walk import I64_MAX, I64_MIN, RowFilter
 from tierlog.spark_reader.options import ReadOptions
 from tierlog.spark_reader.planner import Planner
-from tierlog.spark_reader.splits import NO_FILTERS, Filters, Split, log_to_stderr, pack_tasks
+from tierlog.spark_reader.splits import (
+    NO_FILTERS,
+    Filters,
+    RowsWanted,
+    Split,
+    log_to_stderr,
+    pack_tasks,
+)
 from tierlog.spark_reader.workarounds import (
     FILTERS_BY_SCAN,
     PushFilters,
@@ -65,8 +72,9 @@ class TierlogReader(QuickAckOnUnpickle, DataSourceReader):  # type: ignore[misc]
     def partitions(self) -> list[SplitPartition]:
         planner = Planner(self._options, report=log_to_stderr, warn=log_to_stderr)
         splits = planner.batch(self.filters)
-        # Spark turns an empty list into one partition of None.
-        return [SplitPartition(task) for task in pack_tasks(splits, self._options.limits) or [()]]
+        wanted = RowsWanted(self._columns, self.filters.row_filter)
+        tasks = pack_tasks(splits, self._options.limits, wanted)
+        return [SplitPartition(task) for task in tasks or [()]]  # or Spark makes one of None
 
     def read(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:
         from tierlog.spark_reader.split_reader import read_partition

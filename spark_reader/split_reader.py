@@ -47,13 +47,14 @@ from tierlog.record_format.record_walk import RowFilter
 from tierlog.spark_reader.access import Connections
 from tierlog.spark_reader.options import ReadOptions
 from tierlog.spark_reader.splits import (
+    COUNTED,
     NO_FILTERS,
     ChunkPiece,
     DataLossPolicy,
     Filters,
+    RowsWanted,
     Split,
     Warn,
-    chunk_matches,
     join_pieces,
     log_to_stderr,
     report_if_lost,
@@ -69,9 +70,6 @@ TAIL_FETCH_SPARE_BYTES: Final = 64 * 1024
 COUNTED_ROWS: Final = 128 * 1024  # at a time, of counted rows
 KEPT_BUFFER_BYTES: Final = 16 * 1024 * 1024  # twice the usual size of a chunk
 KEPT_BUFFERS: Final = 8  # two of each split that is being read
-
-_COUNTED: Final = frozenset(("topic", "partition"))
-_TOLD: Final = _COUNTED | {"offset"}
 
 T = TypeVar("T")
 
@@ -123,14 +121,14 @@ class SplitReader:
     ) -> None:
         self._connections, self._isolation = Connections(options.access), options.isolation
         self._columns, self._row_filter = columns, row_filter
+        self.wanted = RowsWanted(columns, row_filter)
         self._decoded = columns  # before keys and values become columns
         types = {name: one.type for name, one in options.readings.items() if name in columns}
         if types:
             self._options = options
             self._schema = schema_of(columns, types)
             self._decoded = tuple(dict.fromkeys((*columns, "offset")))  # which errors name
-        self._only_counts = _COUNTED.issuperset(columns)
-        self._only_told = _TOLD.issuperset(columns)
+        self._only_counts = COUNTED.issuperset(columns)
         self._loss = DataLossPolicy(options.fail_on_data_loss, warn)
 
     def read_split(self, split: Split) -> Iterator[pa.RecordBatch]:
@@ -139,7 +137,7 @@ class SplitReader:
         """
         if self._only_counts:
             yield from _counted(split, self._columns, self._count_rows(split))
-        elif self._only_told and split.is_cold:
+        elif self.wanted.are_told and split.is_cold:
             yield from self._told(split)
         else:
             found = self._read_chunks(split, split.chunks, _rows_of)
@@ -178,16 +176,9 @@ class SplitReader:
         else:
             yield batch_of([found[name] for name in self._columns], self._schema, rows=len(batch))
 
-    def planned_bytes(self, split: Split) -> int:
-        """What reading a split fetches; an estimate for the tail."""
-        if self._only_told and split.is_cold:
-            read = self._uncounted(split) if self._only_counts else self._untold(split)
-            return sum(piece.ref.size_bytes for piece in read)
-        return split.size_bytes
-
     def _told(self, split: Split) -> Iterator[pa.RecordBatch]:
         """The rows of a split, of which at most offsets are wanted."""
-        untold = set(self._untold(split))
+        untold = set(self.wanted.chunks_to_read(split))
         for is_untold, pieces in groupby(split.chunks, untold.__contains__):
             if is_untold:
                 yield from self._read_chunks(split, list(pieces), _rows_of)
@@ -195,33 +186,13 @@ class SplitReader:
                 for piece in pieces:
                     yield from _consecutive(split, self._columns, piece)
 
-    def _untold(self, split: Split) -> list[ChunkPiece]:
-        """The chunks that have to be read to know which offsets are wanted."""
-        uncounted = set(self._uncounted(split))
-        return [
-            piece
-            for piece in split.chunks
-            if piece in uncounted
-            or piece.chunk.record_count != piece.chunk.last_offset + 1 - piece.chunk.first_offset
-        ]
-
     def _count_rows(self, split: Split) -> int:
-        uncounted = self._uncounted(split)
+        uncounted = self.wanted.chunks_to_read(split)
         rows = sum(one.chunk.record_count for one in split.chunks)
         rows -= sum(one.chunk.record_count for one in uncounted)
         if uncounted or not split.is_cold:
             rows += sum(self._read_chunks(split, uncounted, _counts_of))
         return rows
-
-    def _uncounted(self, split: Split) -> list[ChunkPiece]:
-        """The chunks that have to be read to know how many of their records are wanted."""
-        wanted = self._row_filter.within(split.start_offset, split.end_offset)
-        return [
-            piece
-            for piece in split.chunks
-            # or control batches
-            if piece.chunk.has_transactions or not chunk_matches(piece.chunk, wanted)
-        ]
 
     def _read_chunks(
         self,

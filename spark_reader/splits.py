@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -379,16 +379,70 @@ def _split(work: PartitionWork, units: Sequence[_Unit]) -> Split:
     )
 
 
-def pack_tasks(splits: Sequence[Split], limits: SplitLimits) -> list[tuple[Split, ...]]:
+COUNTED: Final = frozenset(("topic", "partition"))
+"""Columns that do not differ within a split: its rows are counted."""
+TOLD: Final = COUNTED | {"offset"}
+"""Columns that chunk tables mostly tell."""
+TOLD_ROW_BYTES: Final = 16
+"""A row that needs no reading costs Spark as much as reading this many bytes."""
+
+
+class RowsWanted(NamedTuple):
+    """Which columns of which rows a read wants; None are all."""
+
+    columns: Collection[str] | None = None
+    row_filter: RowFilter = RowFilter()
+
+    @property
+    def are_told(self) -> bool:
+        """Whether chunk tables mostly tell the rows."""
+        return self.columns is not None and TOLD.issuperset(self.columns)
+
+    def chunks_to_read(self, split: Split) -> Sequence[ChunkPiece]:
+        """Those of a cold split of which the chunk table does not tell how many rows are wanted, or
+        which offsets they have.
+        """
+        if not self.are_told:
+            return split.chunks
+        row_filter = self.row_filter.within(split.start_offset, split.end_offset)
+        with_offsets = "offset" in (self.columns or ())
+        return [
+            piece
+            for piece in split.chunks
+            # or control batches
+            if piece.chunk.has_transactions
+            or not chunk_matches(piece.chunk, row_filter)
+            or (with_offsets and not _is_dense(piece.chunk))
+        ]
+
+    def fetched_bytes(self, split: Split) -> int:
+        """What reading a split fetches; an estimate for the tail."""
+        if not split.is_cold or not self.are_told:
+            return split.size_bytes
+        return sum(piece.ref.size_bytes for piece in self.chunks_to_read(split))
+
+
+def _is_dense(chunk: Chunk) -> bool:
+    """Whether it has every offset from its first to its last."""
+    return chunk.record_count == chunk.last_offset + 1 - chunk.first_offset
+
+
+ALL: Final = RowsWanted()
+
+
+def pack_tasks(
+    splits: Sequence[Split], limits: SplitLimits, wanted: RowsWanted = ALL
+) -> list[tuple[Split, ...]]:
     """Assign splits to tasks. With any limit set, each split is a task of its own.
 
     Otherwise small splits share a task, since its overhead exceeds the cost of reading the few
-    bytes of a small partition. Some parallelism is kept for what is done with the rows.
+    bytes of a small partition. Some parallelism is kept for what is done with the rows, but for
+    those that chunk tables tell: little can be.
     """
     if limits != SplitLimits():
         return [(split,) for split in splits]
-    costs = [SPLIT_OVERHEAD_BYTES + split.size_bytes for split in splits]
-    full = min(MIN_SPLIT_BYTES, sum(costs) // _FEW_SPLITS)
+    costs = [_cost(split, wanted) for split in splits]
+    full = MIN_SPLIT_BYTES if wanted.are_told else min(MIN_SPLIT_BYTES, sum(costs) // _FEW_SPLITS)
     tasks: list[list[Split]] = []
     room = 0
     for split, cost in zip(splits, costs, strict=True):
@@ -398,3 +452,9 @@ def pack_tasks(splits: Sequence[Split], limits: SplitLimits) -> list[tuple[Split
         tasks[-1].append(split)
         room -= cost
     return [tuple(task) for task in tasks]
+
+
+def _cost(split: Split, wanted: RowsWanted) -> int:
+    if fetched_bytes := wanted.fetched_bytes(split):
+        return SPLIT_OVERHEAD_BYTES + fetched_bytes
+    return TOLD_ROW_BYTES * sum(piece.chunk.record_count for piece in split.chunks)

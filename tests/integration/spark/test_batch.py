@@ -165,6 +165,14 @@ def test_small_partitions_share_tasks(spark, tmp_path):
     frame = spark.read.format("tierlog").options(**given).load()
     assert frame.rdd.getNumPartitions() == 20
     assert frame.select("partition", "offset").distinct().count() == frame.count() == 40 * 260
+    for log in tmp_path.rglob("*.log"):  # of which a count needs none, and the rows are cheap
+        log.unlink()
+    for schema in ("partition int", "topic string, partition int", "offset bigint"):
+        counted = spark.read.format("tierlog").schema(schema).options(**given).load()
+        assert counted.rdd.getNumPartitions() == 1
+        assert counted.count() == 40 * 260
+    by_partition = spark.read.format("tierlog").schema("partition int").options(**given).load()
+    assert {row[1] for row in by_partition.groupBy("partition").count().collect()} == {260}
 
 
 def test_an_empty_range_returns_no_rows(spark, tiers):

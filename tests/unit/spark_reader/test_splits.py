@@ -6,6 +6,7 @@ from tierlog.record_format.record_walk import RowFilter
 from tierlog.spark_reader.splits import (
     ChunkPiece,
     PartitionWork,
+    RowsWanted,
     SplitLimits,
     TailPiece,
     default_split_bytes,
@@ -87,6 +88,20 @@ def test_small_splits_share_a_task_unless_options_set_their_size():
     assert [len(task) for task in tasks] == [*[7] * 28, 4, 1, 1]
     for limits in (SplitLimits(MIB), SplitLimits(min_splits=1), SplitLimits(max_records=1000)):
         assert pack_tasks(splits, limits) == [(split,) for split in splits]
+
+
+def test_rows_that_chunk_tables_tell_share_a_task_by_their_number():
+    splits = plan(work([chunk(number, records=100_000) for number in range(40)]), split=8 * MIB)
+    for columns, tasks in (
+        (("partition",), 4),
+        (("offset", "topic"), 4),
+        (("value", "offset"), 40),
+    ):
+        assert len(pack_tasks(splits, SplitLimits(), RowsWanted(columns))) == tasks
+    later = RowsWanted(
+        ("partition",), RowFilter(start_offset=150_000)
+    )  # cuts a chunk, and excludes
+    assert [later.fetched_bytes(split) for split in splits[:3]] == [8 * MIB, 8 * MIB, 0]
 
 
 def test_little_data_still_gives_several_tasks():
