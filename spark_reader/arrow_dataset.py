@@ -56,6 +56,11 @@ from tierlog.spark_reader.splits import (
     log_to_stderr,
 )
 
+QUERIED: Final = (
+    *("partition", "offset", "timestamp", "key", "value"),
+    *("topic", "timestampType", "headers"),
+)
+"""Columns in order. DuckDB reads the first for `count(*)`: it has to be one that costs nothing."""
 SPLIT_BYTES: Final = 16 << 20
 """Of a scan, unless an option says otherwise: whole ones should fit what is read ahead."""
 READAHEAD_BYTES: Final = 128 << 20
@@ -280,7 +285,7 @@ class TopicDataset(ds.InMemoryDataset):  # type: ignore[misc]
         else:
             used.update(self.schema.names if columns is None else columns)
         _check_columns(used)
-        return tuple(name for name in COLUMNS if name in used)
+        return tuple(name for name in QUERIED if name in used)
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise NotImplementedError(
@@ -409,7 +414,7 @@ def _parse(
         from tierlog.spark_reader.values import find_readings  # few reads need it
 
         parsed = find_readings(parsed)
-    return parsed, _schema(COLUMNS if wants_headers(given) else COLUMNS[:-1], parsed)
+    return parsed, _schema(QUERIED if wants_headers(given) else QUERIED[:-1], parsed)
 
 
 def _check_columns(wanted: Sequence[str] | set[str]) -> None:

@@ -121,7 +121,7 @@ def sql(
     ] = "1GB",
     output: OutputOption = Output.AUTO,
 ) -> None:
-    """Query topics as tables, with the columns key, value, topic, partition, offset, timestamp,
+    """Query topics as tables, with the columns partition, offset, timestamp, key, value, topic,
     timestampType and headers. As JSON, one line per row.
     """
     limit_bytes = size_of("--max-bytes", max_bytes)

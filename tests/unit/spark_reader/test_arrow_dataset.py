@@ -38,7 +38,7 @@ def url(tmp_path_factory):
 def test_reads_a_topic_from_the_bucket_in_order(url):
     table = read_arrow("many", store=url, tier="cold").read_all()
     assert table.column_names == [
-        *("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+        *("partition", "offset", "timestamp", "key", "value", "topic", "timestampType")
     ]
     with_headers = read_arrow("many", store=url, tier="cold", includeHeaders=True)
     assert with_headers.schema.names == [*table.column_names, "headers"]
