@@ -355,6 +355,16 @@ def replay(
         target = _to_topic(to_topic, source, to_server, notes, by_key=by_key)
     else:
         target = _to_files(to_parquet, to_json, base64=base64)
+    if from_offset is not None and to_offset is not None and from_offset > to_offset:
+        raise typer.BadParameter(
+            f"--from-offset ({from_offset}) is above --to-offset ({to_offset})"
+        )
+    for which, time, offset in (
+        ("from", source.from_time, from_offset),
+        ("to", source.to_time, to_offset),
+    ):
+        if time is not None and offset is not None:
+            raise typer.BadParameter(f"give either --{which}-time or --{which}-offset")
     bounds = {
         "startingOffsets": _offsets(topic, source.partition, from_offset),
         "endingOffsets": _offsets(topic, source.partition, to_offset),

@@ -134,6 +134,23 @@ def test_a_step_that_is_no_size_is_refused_before_spark_starts(session_config, c
     assert not session_config
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--from-offset", "5", "--to-offset", "3"), "--from-offset (5) is above --to-offset (3)"),
+        (("--from-offset", "5", "--from-time", "1h"), "give either --from-time or --from-offset"),
+        (("--to-time", "1h", "--to-offset", "0"), "give either --to-time or --to-offset"),
+    ],
+)
+def test_bounds_that_contradict_are_refused_before_spark_starts(
+    session_config, capsys, given, message
+):
+    command = ["replay", "t", "--store", "file:///a", "--to-json", "b", "--partition", "0", *given]
+    assert run_command(command) == 2
+    assert message in capsys.readouterr().err
+    assert not session_config
+
+
 def test_statistics_are_printed_even_if_their_picture_cannot_be_written(
     session_config, monkeypatch, capsys, tmp_path
 ):
