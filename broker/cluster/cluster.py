@@ -10,10 +10,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -28,6 +27,7 @@ from tierlog.broker.cluster.moves import Moves
 from tierlog.broker.cluster.news import News
 from tierlog.broker.cluster.placement import Led, place_new
 from tierlog.broker.cluster.reassignments import Reassignments
+from tierlog.broker.cluster.settling import Settling
 from tierlog.broker.cluster.shown_sets import ShownSets
 from tierlog.broker.data_folder.data_folder import DataFolder, TopicIdPartition
 from tierlog.broker.data_folder.topic_registry import TopicRecord
@@ -89,7 +89,7 @@ class Cluster:
             members,
             self.leaders,
             peers,
-            settle=partial(self.settle_all, is_named=True),
+            settle=lambda places: self._settling.settle_all(places, is_named=True),
             led_here=self._led_here,
         )
         self.replicas = Replicas(
@@ -124,6 +124,9 @@ class Cluster:
             clock=clock,
             default_factor=settings.default_replication_factor,
         )
+        self._settling = Settling(
+            topics, self.topics, self.replicas, self.news, on_led=self._note_moved
+        )
         self.moves = Moves(
             members,
             self.leaders,
@@ -150,8 +153,6 @@ class Cluster:
         self._write_ahead_garbage = WriteAheadGarbage(
             bucket.store, uploaded_end=self._uploaded_end, follow_topics=self.topics.follow_all
         )
-        self._being_settled: set[TopicIdPartition] = set()
-        self._settled = threading.Condition()
         self._sets: dict[TopicIdPartition, tuple[int, Leader]] = {}  # by version, as reported
         self._looked_s = self._asked_s = self._sets_again_s = 0.0
         self._has_greeted = False
@@ -174,7 +175,7 @@ class Cluster:
             self._bucket.store_status.require_store()
             self.topics.bring_own()
             self.topics.follow_all()
-            self.settle_all(self._topics.unsettled())
+            self._settling.settle_all(self._topics.unsettled())
         except (StoreUnavailable, OutcomeUnknownError) as error:
             log.warning("the cluster's topics are not followed yet", error=str(error))
 
@@ -278,14 +279,8 @@ class Cluster:
             self.members.refresh()
         self.topics.follow_names(topics)
         self.replicas.look_at(led, leader=sender)
-        self.settle_all(assigned, is_named=True)
+        self._settling.settle_all(assigned, is_named=True)
         return self.report()
-
-    def settle_all(self, places: Iterable[TopicIdPartition], *, is_named: bool = False) -> None:
-        """Claim what was assigned to this broker; what cannot be claimed now is later. `is_named`:
-        it is to lead what nobody leads, or to have what only the bucket has; else its turn comes.
-        """
-        self.news.in_threads([partial(self._settle, place, is_named=is_named) for place in places])
 
     def _note_moved(self, partition: Partition) -> None:
         """It is led here from now on, or no longer. It may be one of a thousand that a dead broker
@@ -294,53 +289,6 @@ class Cluster:
         self._on_moved(partition)
         place = (partition.topic_id, partition.number)
         self.leaders.put_led(self.members.me.node_id, place, self._led(partition))
-
-    def _settle(self, place: TopicIdPartition, *, is_named: bool) -> None:
-        try:
-            if self.replicas.has(place):
-                self.replicas.settle(place, is_named=is_named)
-                return
-            with self._settling(place):
-                self._settle_new(place, is_named=is_named)
-        except UnknownTopicOrPartition:
-            pass  # it was deleted meanwhile
-        except (TierlogError, OSError) as error:
-            log.warning("a partition cannot be claimed", partition=place, error=str(error))
-
-    def _settle_new(self, place: TopicIdPartition, *, is_named: bool) -> None:
-        """Of which there is no replica here. Where there was one, the manifest alone says nothing:
-        its owner may be the last that uploaded.
-        """
-        record, was_replica = self._topics.find_by_id(place[0]).record, self.replicas.keeps(place)
-        looks_first = was_replica or record.is_replicated
-        settle = partial(self.replicas.settle, place, is_named=is_named)
-        if looks_first and (settle() or was_replica):
-            return
-        if not self._settle_alone(record, place) and not looks_first:
-            settle()
-
-    def _settle_alone(self, record: TopicRecord, place: TopicIdPartition) -> bool:
-        """Whether the partition is this folder's alone."""
-        was_here = place[1] in self._topics.find_by_id(place[0]).partitions
-        if record.internal:
-            self.topics.follow_all()  # what is in it counts for topics that exist
-        partition = self._topics.settle(*place)
-        if partition is not None and not was_here:
-            self._note_moved(partition)
-        return partition is not None
-
-    @contextmanager
-    def _settling(self, place: TopicIdPartition) -> Iterator[None]:
-        """One at a time for a partition; whoever comes second looks again."""
-        with self._settled:
-            self._settled.wait_for(lambda: place not in self._being_settled)
-            self._being_settled.add(place)
-        try:
-            yield
-        finally:
-            with self._settled:
-                self._being_settled.discard(place)
-                self._settled.notify_all()
 
     def run_round(self) -> None:
         """In the background: what the others lead; and now and then, what has changed in the bucket
@@ -353,7 +301,7 @@ class Cluster:
             self.members.refresh()
             self.news.tell_all([])
             self._has_greeted = True
-        self.settle_all(self._missing_replicas())
+        self._settling.settle_all(self._missing_replicas())
         self.replicas.look_if_replaced(self._reported_epoch)
         pace_s = self._session_timeout_s if self._waits_for_another() else LOOK_INTERVAL_S
         if time.monotonic() >= self._looked_s + pace_s:
@@ -435,7 +383,7 @@ class Cluster:
         self._bucket.store_status.require_store()
         self.members.refresh()  # who is not known is gone
         self.topics.follow_all()
-        self.settle_all(self._led_by_nobody(self._topics))
+        self._settling.settle_all(self._led_by_nobody(self._topics))
         may_lead = self._may_lead()
         if min(may_lead, default=None) == self.members.me.node_id:  # one does it, to save requests
             self._assign_again(may_lead)

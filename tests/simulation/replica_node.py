@@ -315,7 +315,7 @@ class Node:
         self.topics.follow_topic(record)
 
     def settle(self) -> None:
-        """As `Cluster.settle_all` for a place that another speaks of: a replica, or its alone."""
+        """As `Settling.settle_all` for a place that another speaks of: a replica, or its alone."""
         if self.replicas.has(self.place):
             self.replicas.settle(self.place, is_named=True)
             return
