@@ -4,7 +4,7 @@ and the filters of the segments that come next, loaded meanwhile.
 * A search costs one GET a segment, and each is needed only if the search comes so far. So as many
   are loaded ahead as lacked the key before: in vain never more than were looked at in vain.
 * At most AHEAD_MAX are loaded ahead at once, by all searches together: with a round trip of 20 ms
-  they are 800 a second, about what one process can parse. More is dropped, not queued.
+  they are 800 a second, about what one process can parse. As many wait; more is dropped.
 * What was loaded waits in the cache of indexes: of one search at most AHEAD_BYTES.
 * Errors of what is loaded ahead are not reported: the search meets them when it comes there.
 * A search ends by not going on: nothing more is loaded then than what was requested.
@@ -92,7 +92,8 @@ class FiltersAhead:
     def __init__(self, indexes: SegmentIndexes) -> None:
         self._indexes = indexes
         self._pool = Threads(AHEAD_MAX, name="cold-keys")
-        self._slots = threading.BoundedSemaphore(AHEAD_MAX)
+        # A search may go on before its loads have given their slots back, and then begins others.
+        self._slots = threading.BoundedSemaphore(2 * AHEAD_MAX)
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -84,7 +84,7 @@ def test_every_call_is_in_the_table_of_scopes(secured: SecuredBroker) -> None:
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.method} {call.path}")
 def test_only_open_paths_respond_without_a_token(shared_secured: SecuredBroker, call) -> None:
-    names = dict.fromkeys(("group", "pin", "member", "transactional_id", "subject"), "x")
+    names = dict.fromkeys(("group", "pin", "member", "transactional_id", "subject", "guid"), "x")
     numbers = dict.fromkeys(("partition", "base_offset", "node", "schema_id", "version"), 1)
     path = call.path.format(topic="private", **names, **numbers)
     for token in (None, "tierlog_guess"):
