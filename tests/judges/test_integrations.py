@@ -42,11 +42,8 @@ def run(extra: str, marks: str, *pins: str) -> bool:
     subprocess.run([*uv, "venv", "--allow-existing", "--python", "3.11", environment], check=True)
     packages = [*TOOLS, *pins, "--editable", f"{ROOT}[{extra}]"]
     subprocess.run([*uv, "pip", "install", "--python", python, *packages], check=True)
-    # What these packages leave open is no fault of ours.
-    ignored = ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning")
-    left = [option for one in ignored for option in ("-W", f"ignore::{one}")]
-    command = [python, "-m", "pytest", "-q", *left, "-m", marks, "-k", extra, TESTS]
-    command += ["-p", "no:cacheprovider"]
+    command = [python, "-m", "pytest", "-q", "-m", marks, "-k", extra, TESTS]
+    command += ["-p", "no:cacheprovider", "-W", "default"]  # their warnings are no fault of ours
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=False)
     print(done.stdout.decode())
     return done.returncode == 0 and b" passed" in done.stdout and b"skipped" not in done.stdout
